@@ -11,7 +11,7 @@ namespace hetermoe {
 namespace {
 
 struct ConvertArguments {
-  std::string from, to, dtype, layout = "per-expert";
+  std::string from, to, dtype, layout;
   double shard_gb = static_cast<double>(kMostShardBytes) * 1e-9;
   bool verify = false, json = false;
 };
@@ -19,9 +19,11 @@ struct ConvertArguments {
 ConvertOptions convert_options(const ConvertArguments& options) {
   ConvertOptions out;
   if (!options.dtype.empty()) out.dtype = scalar_type(parse_dtype(options.dtype));
-  out.layout = enum_from<ExpertLayout>(options.layout, "--layout");
-  if (out.layout != ExpertLayout::kPerExpert && out.layout != ExpertLayout::kFused)
-    fail<ConfigError>("--layout", "got {}, expected per-expert or fused", options.layout);
+  if (!options.layout.empty()) {
+    out.layout = enum_from<ExpertLayout>(options.layout, "--layout");
+    if (out.layout != ExpertLayout::kPerExpert && out.layout != ExpertLayout::kFused)
+      fail<ConfigError>("--layout", "got {}, expected per-expert or fused", options.layout);
+  }
   out.most_bytes = static_cast<i64>(options.shard_gb * 1e9);
   return out;
 }
@@ -30,7 +32,7 @@ void print_converted(const ConvertArguments& options, const Converted& done) {
   std::cout << fmt::format("{} ({}): {}, {} in {}, experts {} to {}\n", done.model.name,
                            done.model.model_type, counted(done.num_tensors, "tensor"),
                            format_bytes(static_cast<double>(done.bytes)), counted(done.num_files, "file"),
-                           name_of(done.from), options.layout);
+                           name_of(done.from), name_of(done.to));
   if (!done.ignored.empty())
     std::cout << fmt::format("left behind: {}, such as {}\n", counted(done.ignored.size(), "tensor"),
                              done.ignored[0]);
@@ -51,7 +53,7 @@ int convert(const ConvertArguments& options) {
                 {"bytes", done.bytes},
                 {"files", done.num_files},
                 {"layout_before", name_of(done.from)},
-                {"layout", name_of(how.layout)},
+                {"layout", name_of(done.to)},
                 {"ignored", done.ignored},
                 {"verified", options.verify}});
   } else {
@@ -66,13 +68,12 @@ std::function<int()> make_convert(Flags& flags) {
   const auto options = std::make_shared<ConvertArguments>();
   flags.add_option("from", options->from, "a Hugging Face folder with weights").required();
   flags.add_option("to", options->to, "the folder to write").required();
-  flags.add_option("--dtype", options->dtype, "fp32, bf16 or fp16 [default: as it is, FP8 as bf16]");
-  flags
-      .add_option(
-          "--layout", options->layout,
-          "of the experts: per-expert, as released models have them, or fused, as transformers 5 keeps "
-          "them in memory")
-      ->capture_default_str();
+  flags.add_option("--dtype", options->dtype,
+                   "fp32, bf16 or fp16 [default: as it is, FP8 and MXFP4 as bf16]");
+  flags.add_option(
+      "--layout", options->layout,
+      "of the experts: per-expert, or fused, as transformers 5 keeps them in memory [default: as "
+      "released models have them, per-expert but for gpt_oss]");
   flags.add_option("--shard-gb", options->shard_gb, "a file has at most so many 10^9 bytes of tensors")
       ->capture_default_str()
       .range(above(0));

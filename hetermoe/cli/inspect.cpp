@@ -71,6 +71,7 @@ std::string router_text(const ModelConfig& model) {
   text += model.normalize_top_k ? ", weights renormalised" : ", weights as they are";
   if (model.routed_scale != 1) text += fmt::format(", times {}", model.routed_scale);
   if (model.router_bias) text += ", with a correction bias";
+  if (model.router_linear_bias) text += ", with a bias";
   return text;
 }
 
@@ -84,6 +85,7 @@ std::string attention_text(const ModelConfig& model) {
       fmt::format("{} heads, {} key/value heads of {}", model.num_heads, model.num_kv_heads, model.head_dim);
   if (model.rotary_dim > 0) text += fmt::format(" ({} with position)", model.rotary_dim);
   if (model.qkv_bias) text += ", biases";
+  if (model.attention_sinks) text += ", sinks";
   if (model.qk_norm != QkNorm::kNone) text += ", normed queries and keys";
   return text;
 }

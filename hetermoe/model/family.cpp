@@ -235,12 +235,39 @@ ModelFamily ernie4_5_moe() {
           .ignored_tensors = "mtp"};
 }
 
+ModelFamily gpt_oss() {
+  return {.model_type = "gpt_oss",
+          .architecture = "GptOssForCausalLM",
+          .max_positions = 131072,
+          .norm_eps = 1e-5,
+          .rope_theta = 150000,
+          .num_kv_heads = 8,
+          .head_dim = 64,
+          .qkv_bias = true,
+          .qkv_bias_key = "attention_bias",
+          .output_bias = true,
+          .attention_sinks = true,
+          .windows = WindowKeys::kNumberAndLayer,
+          .window = 128,
+          .experts_keys = {"num_local_experts", "num_experts"},
+          .top_k_keys = {"num_experts_per_tok", "experts_per_token"},
+          .expert_width_key = "intermediate_size",
+          .expert_bias = true,
+          .swiglu_limit = 7,
+          .swiglu_alpha = 1.702,
+          .router_linear_bias = true,
+          .aux_loss_coef = 0.001,
+          .aux_loss_switch = "output_router_logits",
+          .names = {.router = "router"},
+          .interleaved_experts = true};
+}
+
 }  // namespace
 
 const std::vector<ModelFamily>& families() {
   static const std::vector<ModelFamily> all = {
-      mixtral(), qwen3_moe(), olmoe(), deepseek_v2(), deepseek_v3(), llama(),      qwen3(),
-      mistral(), kimi_k2(),   qwen2(), qwen2_moe(),   glm4_moe(),    minimax_m2(), ernie4_5_moe()};
+      mixtral(), qwen3_moe(), olmoe(),     deepseek_v2(), deepseek_v3(), llama(),        qwen3(),  mistral(),
+      kimi_k2(), qwen2(),     qwen2_moe(), glm4_moe(),    minimax_m2(),  ernie4_5_moe(), gpt_oss()};
   return all;
 }
 

@@ -21,9 +21,11 @@ enum class DenseLayers {
 /// Keys of sliding windows.
 enum class WindowKeys {
   kNone,
-  kNumber,         ///< sliding_window acts where it is a number
-  kSwitch,         ///< only with use_sliding_window
-  kSwitchAndLayer  ///< likewise, in the layers of layer_types or from max_window_layers on
+  kNumber,          ///< sliding_window acts where it is a number
+  kSwitch,          ///< only with use_sliding_window
+  kSwitchAndLayer,  ///< likewise, in the layers of layer_types or from max_window_layers on
+  kNumberAndLayer   ///< where it is a number, in the layers of layer_types or in every second one from the
+                    ///< first
 };
 
 /// Which elements of a head turn together.
@@ -60,6 +62,8 @@ struct ModelFamily {
   std::string qk_norm_key = {};  ///< norms act where it is true, missing = false; empty = always
   bool qkv_bias = false;
   std::string qkv_bias_key = {};  ///< empty = `qkv_bias` holds for all models
+  bool output_bias = false;       ///< where queries have one
+  bool attention_sinks = false;
   std::string clip_key = {};
   WindowKeys windows = WindowKeys::kNone;
   i64 window = 0;
@@ -74,9 +78,12 @@ struct ModelFamily {
   i64 shared_width = 0;
   std::string shared_width_key = {};  ///< empty = a shared expert is as wide as a routed one
   bool shared_gate = false;
+  bool expert_bias = false;
+  double swiglu_limit = 0, swiglu_alpha = 0;  ///< keys of these names; limit 0 = there are none
 
   RouterScore router_score = RouterScore::kSoftmax;
   bool router_bias = false;
+  bool router_linear_bias = false;
   bool normalize_top_k = true;
   std::string normalize_key = {};
   double least_weight_sum = 0;
@@ -88,11 +95,14 @@ struct ModelFamily {
   i64 expert_groups = 1, kept_groups = 1;
   double aux_loss_coef = 0;
   std::string aux_loss_key = "router_aux_loss_coef";
+  std::string aux_loss_switch = {};  ///< the loss acts where this key is true; empty = always
 
   std::vector<ExpectedKey> expected = {};
   TensorNames names = {};
   std::string ignored_tensors = {};  ///< tensors with this in their names are not read
-  std::string sparse_type = {};      ///< model_type once every MLP has become experts; empty = none
+  /// In files the experts of a layer are tensors of [E, in, out], in which columns of gate and up take turns.
+  bool interleaved_experts = false;
+  std::string sparse_type = {};  ///< model_type once every MLP has become experts; empty = none
 };
 
 /// Those that can be trained, in the order in which messages name them.

@@ -60,6 +60,12 @@ void check_scores(const ModelConfig& model, const ExpertScores& scores) {
 }
 
 void check_mode(const ModelConfig& model, const GrowthOptions& options) {
+  if (model.expert_bias || model.router_linear_bias) {
+    fail<ConfigError>("--factor",
+                      "{} ({}) cannot grow: its experts or its router have biases, which is not built; "
+                      "expected a family without",
+                      model.name, model.model_type);
+  }
   if (model.router_bias && model.router_score == RouterScore::kSoftmax) {
     fail<ConfigError>(
         "--factor",

@@ -72,6 +72,8 @@ void read_gqa(const HfReader& in, const ModelFamily& family, ModelConfig& out) {
   };
   if (family.qk_norm_key.empty() || flag(family.qk_norm_key, false)) out.qk_norm = family.qk_norm;
   out.qkv_bias = family.qkv_bias_key.empty() ? family.qkv_bias : flag(family.qkv_bias_key, family.qkv_bias);
+  out.output_bias = family.output_bias && out.qkv_bias;
+  out.attention_sinks = family.attention_sinks;
   if (!family.clip_key.empty()) out.clip_qkv = in.read_or<double>({family.clip_key.c_str()}, 0.0, above(0));
 }
 
@@ -97,11 +99,13 @@ void read_dense(const HfReader& in, ModelConfig& out) {
   out.dense_hidden = in.size({"intermediate_size"});
 }
 
-/// Per layer, as Qwen3 has it: layer_types, or the layers from max_window_layers on.
-void read_sliding_layers(const HfReader& in, ModelConfig& out) {
+/// Per layer: layer_types, or as the family has it.
+void read_sliding_layers(const HfReader& in, const ModelFamily& family, ModelConfig& out) {
   const auto layers = static_cast<std::size_t>(out.num_layers);
   const Json* types = in.find("layer_types");
-  if (types == nullptr) {
+  if (types == nullptr && family.windows == WindowKeys::kNumberAndLayer) {
+    for (std::size_t l = 0; l < layers; ++l) out.sliding_layer.push_back(l % 2 == 0);
+  } else if (types == nullptr) {
     const i64 first = in.read_or<i64>({"max_window_layers"}, 28, between(0, static_cast<double>(kMaxWidth)));
     for (std::size_t l = 0; l < layers; ++l) out.sliding_layer.push_back(static_cast<i64>(l) >= first);
   } else {
@@ -125,14 +129,15 @@ void read_sliding_layers(const HfReader& in, ModelConfig& out) {
 /// A window as long as the context changes nothing.
 void read_window(const HfReader& in, const ModelFamily& family, ModelConfig& out) {
   const bool active =
-      family.windows == WindowKeys::kNumber ||
+      family.windows == WindowKeys::kNumber || family.windows == WindowKeys::kNumberAndLayer ||
       (family.windows != WindowKeys::kNone && in.read_or<bool>({"use_sliding_window"}, false));
   const i64 missing = in.has("sliding_window") ? 0 : family.window;
   const Range positions = between(1, static_cast<double>(kMaxPositions));
   const i64 window = active ? in.read<i64>({"sliding_window"}, positions).value_or(missing) : 0;
   if (window > 0 && window < out.max_positions) {
     out.sliding_window = window;
-    if (family.windows == WindowKeys::kSwitchAndLayer) read_sliding_layers(in, out);
+    if (family.windows == WindowKeys::kSwitchAndLayer || family.windows == WindowKeys::kNumberAndLayer)
+      read_sliding_layers(in, family, out);
     return;
   }
   if (const Json* types = in.find("layer_types"); types && types->is_array()) {
@@ -159,6 +164,8 @@ void check_arithmetic(const HfReader& in, const ModelFamily& family, ModelConfig
     // quantised.
     if (method != quantization->end() && *method == "fp8" && quantization->contains("weight_block_size"))
       return;
+    // Only experts are, in blocks of 32 with a power of two each; likewise.
+    if (method != quantization->end() && *method == "mxfp4" && family.interleaved_experts) return;
     out.unsupported.push_back(
         fmt::format("quantization_config: got {}, expected unquantised weights",
                     method == quantization->end() ? std::string("one") : method->dump()));

@@ -1,4 +1,6 @@
 // Keys of a config.json about experts and routers.
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "hetermoe/base/index.h"
@@ -64,6 +66,23 @@ void read_shared_experts(const HfReader& in, const ModelFamily& family, ModelCon
   out.shared_gate = family.shared_gate;
 }
 
+/// Biases lie in whole rows behind the matrices, see ModelConfig::gate_up_rows().
+void read_expert_biases(const ModelFamily& family, ModelConfig& out) {
+  out.expert_bias = family.expert_bias;
+  if (!out.expert_bias || (2 * out.expert_hidden % out.hidden == 0 && out.hidden % out.expert_hidden == 0))
+    return;
+  out.unsupported.push_back(
+      fmt::format("{}: got {}, expected a divisor of hidden_size ({}) of which twice is a multiple of it, as "
+                  "experts have biases",
+                  family.expert_width_key, out.expert_hidden, out.hidden));
+}
+
+void read_activation(const HfReader& in, const ModelFamily& family, ModelConfig& out) {
+  if (family.swiglu_limit == 0) return;
+  out.swiglu_limit = in.read_or<double>({"swiglu_limit"}, family.swiglu_limit, above(0));
+  out.swiglu_alpha = in.read_or<double>({"swiglu_alpha"}, family.swiglu_alpha, above(0));
+}
+
 /// Group-limited choice: experts stand in num_expert_groups equal groups, of which top_k_groups are kept per
 /// token.
 void read_groups(const HfReader& in, const ModelFamily& family, ModelConfig& out) {
@@ -99,8 +118,11 @@ void read_router(const HfReader& in, const ModelFamily& family, ModelConfig& out
     return key.empty() ? missing : in.read_or<double>({key.c_str()}, missing, range);
   };
   out.aux_loss_coef = number(family.aux_loss_key, family.aux_loss_coef, at_least(0));
+  if (!family.aux_loss_switch.empty() && !in.read_or<bool>({family.aux_loss_switch.c_str()}, false))
+    out.aux_loss_coef = 0;
   out.router_score = family.router_score;
   out.router_bias = family.router_bias;
+  out.router_linear_bias = family.router_linear_bias;
   out.normalize_top_k = family.normalize_top_k;
   if (!family.normalize_key.empty())
     out.normalize_top_k = in.read_or<bool>({family.normalize_key.c_str()}, family.normalize_top_k);
@@ -128,6 +150,8 @@ void read_experts(const HfReader& in, const ModelFamily& family, ModelConfig& ou
   read_dense_layers(in, family, out);
   if (out.num_moe_layers() < out.num_layers) out.dense_hidden = in.size({"intermediate_size"});
   read_shared_experts(in, family, out);
+  read_expert_biases(family, out);
+  read_activation(in, family, out);
   read_router(in, family, out);
 }
 

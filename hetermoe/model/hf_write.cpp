@@ -61,6 +61,8 @@ void write_router(const ModelConfig& m, const ModelFamily& family, Json& out) {
   // Families without this loss have the key where a file asks for it.
   if (!family.aux_loss_key.empty() && (m.aux_loss_coef > 0 || family.aux_loss_coef > 0))
     out[family.aux_loss_key] = m.aux_loss_coef;
+  if (!family.aux_loss_switch.empty()) out[family.aux_loss_switch] = m.aux_loss_coef > 0;
+  if (m.swiglu_limit > 0) out["swiglu_limit"] = m.swiglu_limit, out["swiglu_alpha"] = m.swiglu_alpha;
 }
 
 void write_mla(const ModelConfig& m, const ModelFamily& family, Json& out) {
@@ -73,9 +75,11 @@ void write_mla(const ModelConfig& m, const ModelFamily& family, Json& out) {
 }
 
 void write_window(const ModelConfig& m, const ModelFamily& family, Json& out) {
-  if (family.windows != WindowKeys::kNumber && m.sliding_window == 0) return;
+  const bool by_number =
+      family.windows == WindowKeys::kNumber || family.windows == WindowKeys::kNumberAndLayer;
+  if (!by_number && m.sliding_window == 0) return;
   out["sliding_window"] = m.sliding_window > 0 ? Json(m.sliding_window) : Json(nullptr);
-  if (family.windows != WindowKeys::kNumber) out["use_sliding_window"] = true;
+  if (!by_number) out["use_sliding_window"] = true;
   if (m.sliding_layer.empty()) return;
   out["layer_types"] = Json::array();
   for (const bool slides : m.sliding_layer)

@@ -34,7 +34,8 @@ std::string matrix_of(const std::string& name) {
 }
 
 bool can_have_adapter(const ParamInfo& parameter) {
-  const bool is_gate = parameter.name.ends_with("gate.weight");  // of the router, or of a shared expert
+  // Of the router, or of a shared expert.
+  const bool is_gate = parameter.name.ends_with("gate.weight") || parameter.name.ends_with("router.weight");
   return parameter.layer >= 0 && parameter.shape.size() == 2 && !is_gate && !parameter.buffer;
 }
 

@@ -55,7 +55,10 @@ struct ModelConfig {
   i64 num_kv_heads = 0;  ///< MLA: = num_heads
   i64 head_dim = 0;      ///< of a query and a key head; MLA: qk_nope_dim + qk_rope_dim
   QkNorm qk_norm = QkNorm::kNone;
-  bool qkv_bias = false;   ///< GQA: the projections of queries, keys and values have biases
+  bool qkv_bias = false;     ///< GQA: the projections of queries, keys and values have biases
+  bool output_bias = false;  ///< so has that of the output
+  /// GQA: each query head has a number that is one more score of each of its softmaxes, of a value of zeros.
+  bool attention_sinks = false;
   double clip_qkv = 0;     ///< OLMoE clamps q, k, v to +-clip_qkv; 0 = off
   i64 sliding_window = 0;  ///< a token attends to itself and the sliding_window - 1 before it; 0 = to all
   std::vector<bool> sliding_layer;  ///< [num_layers] where the window holds; empty = in every layer
@@ -66,19 +69,24 @@ struct ModelConfig {
   i64 num_experts = 0, top_k = 0, expert_hidden = 0;  ///< 0 = all layers are dense
   i64 num_shared_experts = 0;                         ///< one MLP of width shared_hidden() on every token
   i64 shared_width = 0;                               ///< of one shared expert; 0 = expert_hidden
-  bool shared_gate = false;       ///< what it adds is multiplied by a sigmoid of its own, one for each token
+  bool shared_gate = false;  ///< what it adds is multiplied by a sigmoid of its own, one for each token
+  bool expert_bias = false;  ///< gate, up and down of each routed expert have biases
+  /// 0 = silu(gate) * up. Else gate and up are at most the limit, up at least its negative, and the
+  /// activation is gate * sigmoid(swiglu_alpha * gate) * (up + 1). Of routed experts.
+  double swiglu_limit = 0, swiglu_alpha = 0;
   i64 dense_hidden = 0;           ///< width of the MLP of dense layers
   std::vector<bool> dense_layer;  ///< [num_layers] true = a dense MLP, no router, no experts
   RouterScore router_score = RouterScore::kSoftmax;
-  bool normalize_top_k = true;  ///< divide the chosen weights by their sum
-  double least_weight_sum = 0;  ///< the sum by which chosen weights are divided is at least this
-  double routed_scale = 1;      ///< factor on the routing weights
-  bool router_bias = false;     ///< e_score_correction_bias, used for the choice only
+  bool normalize_top_k = true;      ///< divide the chosen weights by their sum
+  double least_weight_sum = 0;      ///< the sum by which chosen weights are divided is at least this
+  double routed_scale = 1;          ///< factor on the routing weights
+  bool router_bias = false;         ///< e_score_correction_bias, used for the choice only
+  bool router_linear_bias = false;  ///< a trained bias of the router's product
   GroupScore group_score = GroupScore::kNone;  ///< kNone also when every group is kept
   i64 num_expert_groups = 1, top_k_groups = 1;
   /// Load-balancing loss as Hugging Face computes it (no division by top_k). DeepSeek's own aux_loss_alpha
   /// (per sequence) is not part of the Hugging Face classes and not read: 0 there unless router_aux_loss_coef
-  /// is given.
+  /// is given. GPT-OSS: 0 unless output_router_logits is true.
   double aux_loss_coef = 0;
 
   /// Settings of the file that would change the arithmetic and are not implemented, as "key: got X, expected
@@ -107,6 +115,9 @@ struct ModelConfig {
   }  ///< of one value head
   i64 value_width() const { return num_kv_heads * value_dim(); }
   i64 output_width() const { return num_heads * value_dim(); }  ///< input of o_proj
+  /// Rows of an expert's storages: those of the matrices, then the biases, as long as a row of the matrix.
+  i64 gate_up_rows() const { return 2 * expert_hidden + (expert_bias ? 2 * expert_hidden / hidden : 0); }
+  i64 down_rows() const { return hidden + (expert_bias ? hidden / expert_hidden : 0); }
   i64 shared_hidden() const { return num_shared_experts * (shared_width > 0 ? shared_width : expert_hidden); }
 
   bool operator==(const ModelConfig&) const = default;

@@ -49,18 +49,23 @@ i64 attention_projection_weights(const ModelConfig& m) {
   return query + key_value + output;
 }
 
-i64 expert_weights(const ModelConfig& model) { return mlp_weights(model, model.expert_hidden); }
+i64 expert_weights(const ModelConfig& model) {
+  const i64 biases = model.expert_bias ? 2 * model.expert_hidden + model.hidden : 0;
+  return mlp_weights(model, model.expert_hidden) + biases;
+}
 
 LayerWeights layer_weights(const ModelConfig& model, i64 layer) {
   LayerWeights out;
   out.projections = attention_projection_weights(model);
-  out.biases = model.qkv_bias ? qkv_width(model) : 0;
+  out.biases = (model.qkv_bias ? qkv_width(model) : 0) + (model.output_bias ? model.hidden : 0) +
+               (model.attention_sinks ? model.num_heads : 0);
   out.norms = norm_weights(model);
   if (!model.is_moe(layer)) {
     out.dense = mlp_weights(model, model.dense_hidden);
     return out;
   }
-  out.router = model.num_experts * (model.hidden + (model.router_bias ? 1 : 0));
+  const i64 biases = (model.router_bias ? 1 : 0) + (model.router_linear_bias ? 1 : 0);
+  out.router = model.num_experts * (model.hidden + biases);
   out.shared = mlp_weights(model, model.shared_hidden()) + (model.shared_gate ? model.hidden : 0);
   out.experts = model.num_experts * expert_weights(model);
   return out;
@@ -118,7 +123,7 @@ Flops shared_flops(const ModelConfig& model, i64 layer) {
   return 2 * real(layer_weights(model, layer).shared);
 }
 Flops dense_flops(const ModelConfig& model, i64 layer) { return 2 * real(layer_weights(model, layer).dense); }
-Flops expert_flops(const ModelConfig& model) { return 2 * real(expert_weights(model)); }
+Flops expert_flops(const ModelConfig& model) { return 2 * real(mlp_weights(model, model.expert_hidden)); }
 Flops head_flops(const ModelConfig& model) { return 2 * real(model.hidden) * real(model.vocab); }
 
 Flops attention_part_flops(const ModelConfig& model, i64 layer, i64 seq_len) {

@@ -18,12 +18,12 @@ namespace hetermoe {
 /// Weights of one layer by part. Parts that the layer does not have are 0.
 struct LayerWeights {
   i64 projections = 0;  ///< GQA: H*(h*d + kv*d + kv*dv) + h*dv*H. MLA: see attention_projection_weights
-  i64 biases = 0;       ///< of q, k and v: h*d + kv*d + kv*dv
+  i64 biases = 0;       ///< of q, k and v: h*d + kv*d + kv*dv; of the output: H; attention sinks: h
   i64 norms = 0;        ///< two layer norms of H; q and k norms; MLA: the norms inside the low-rank pairs
-  i64 router = 0;       ///< E*H, plus E with a correction bias (a buffer)
+  i64 router = 0;       ///< E*H, plus E with a bias, and E with a correction bias (a buffer)
   i64 shared = 0;   ///< 3*H*W with W the width of the shared expert, S*I unless it has its own; H of its gate
   i64 dense = 0;    ///< 3*H*D
-  i64 experts = 0;  ///< all routed experts: E*3*H*I
+  i64 experts = 0;  ///< all routed experts: E*3*H*I, plus E*(2*I + H) with biases
   /// What every device with a share of the attention part holds: all but the routed experts.
   i64 attention_part() const { return projections + biases + norms + router + shared + dense; }
 };
@@ -32,7 +32,8 @@ LayerWeights layer_weights(const ModelConfig& model, i64 layer);
 /// Elements of the attention matrices. GQA: q, k, v, o. MLA: q_proj H*h*d, or q_a H*q_lora + q_b q_lora*h*d;
 /// kv_a H*(kv_lora + rope), kv_b kv_lora*h*(nope + dv), o h*dv*H.
 i64 attention_projection_weights(const ModelConfig& model);
-i64 expert_weights(const ModelConfig& model);  ///< one routed expert: gate, up and down, 3*H*I
+i64 expert_weights(
+    const ModelConfig& model);  ///< one routed expert: gate, up and down, 3*H*I, biases 2*I + H
 
 /// Bytes that training keeps per parameter. 2-byte weights (mixed precision): weights 2 + gradients 4 + fp32
 /// master 4 + two Adam moments 8 = 18. 4 bytes: 4 + 4 + 8 = 16, no master. 8 bytes: 8 + 8 + 16 = 32, no

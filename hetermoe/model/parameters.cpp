@@ -44,6 +44,8 @@ class LayerTable {
       add("self_attn.k_proj.bias", {m_.key_width()});
       add("self_attn.v_proj.bias", {m_.value_width()});
     }
+    if (m_.output_bias) add("self_attn.o_proj.bias", {m_.hidden});
+    if (m_.attention_sinks) add("self_attn.sinks", {m_.num_heads});
     if (m_.qk_norm == QkNorm::kNone) return;
     const bool per_head = m_.qk_norm == QkNorm::kPerHead;
     add("self_attn.q_norm.weight", {per_head ? m_.head_dim : m_.query_width()});
@@ -71,7 +73,9 @@ class LayerTable {
   }
 
   void add_moe() {
-    add_named(block_prefix(m_, layer_) + "gate.weight", {m_.num_experts, m_.hidden});
+    const std::string router = router_name(m_, layer_);
+    add_named(router, {m_.num_experts, m_.hidden});
+    if (m_.router_linear_bias) add_named(bias_of(router), {m_.num_experts});
     if (m_.router_bias)
       add_named(correction_bias_name(m_, layer_), correction_bias_shape(m_), -1, /*buffer=*/true);
     if (m_.num_shared_experts > 0) add_mlp(shared_prefix(m_, layer_), m_.shared_hidden());
@@ -81,6 +85,10 @@ class LayerTable {
       add_named(gate, {m_.expert_hidden, m_.hidden}, e);
       add_named(up, {m_.expert_hidden, m_.hidden}, e);
       add_named(down, {m_.hidden, m_.expert_hidden}, e);
+      if (!m_.expert_bias) continue;
+      add_named(bias_of(gate), {m_.expert_hidden}, e);
+      add_named(bias_of(up), {m_.expert_hidden}, e);
+      add_named(bias_of(down), {m_.hidden}, e);
     }
   }
 

@@ -18,6 +18,14 @@ std::array<std::string, 3> expert_matrices(const ModelConfig& model, i64 layer, 
   return {prefix + names.gate + ".weight", prefix + names.up + ".weight", prefix + names.down + ".weight"};
 }
 
+std::string bias_of(const std::string& matrix) {
+  return matrix.substr(0, matrix.size() - std::string("weight").size()) + "bias";
+}
+
+std::string router_name(const ModelConfig& model, i64 layer) {
+  return block_prefix(model, layer) + family_of(model).names.router + ".weight";
+}
+
 std::string correction_bias_name(const ModelConfig& model, i64 layer) {
   return block_prefix(model, layer) + family_of(model).names.correction_bias;
 }

@@ -12,6 +12,7 @@ struct TensorNames {
   std::string block = "mlp.";  ///< of router, routed and shared experts
   /// Matrices of a routed expert, without ".weight".
   std::string gate = "gate_proj", up = "up_proj", down = "down_proj";
+  std::string router = "gate";                                   ///< in the block, without ".weight"
   std::string correction_bias = "gate.e_score_correction_bias";  ///< in the block
   std::string fused_correction_bias = {};  ///< its name where experts are fused; empty = the same
   bool correction_bias_is_row = false;     ///< [1, E] in place of [E]
@@ -25,6 +26,10 @@ std::string layer_prefix(i64 layer);
 std::string block_prefix(const ModelConfig& model, i64 layer);
 /// Gate, up and down of a routed expert.
 std::array<std::string, 3> expert_matrices(const ModelConfig& model, i64 layer, ExpertId expert);
+/// The bias of one of these, or of another matrix.
+std::string bias_of(const std::string& matrix);
+/// The router's matrix.
+std::string router_name(const ModelConfig& model, i64 layer);
 std::string correction_bias_name(const ModelConfig& model, i64 layer);
 /// [E], or [1, E] where files have a row.
 std::vector<i64> correction_bias_shape(const ModelConfig& model);

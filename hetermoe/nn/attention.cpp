@@ -52,18 +52,25 @@ HeadShape head_shape(const ModelConfig& model, i64 layer, const Sequences& seque
           model.head_dim,    model.window_of(layer), sequences.documents};
 }
 
+/// With what the leaves have of it.
+HeadShape head_shape(const ModelConfig& model, i64 layer, const Leaves& leaves, const Sequences& sequences) {
+  HeadShape shape = head_shape(model, layer, sequences);
+  if (model.attention_sinks) shape.sinks = leaves[Weight::kSinks];
+  return shape;
+}
+
 at::Tensor gqa(const ModelConfig& model, i64 layer, const Leaves& leaves, const at::Tensor& normed,
                const Sequences& sequences) {
   const i64 seq_len = sequences.seq_len;
-  const HeadShape shape = head_shape(model, layer, sequences);
+  const HeadShape shape = head_shape(model, layer, leaves, sequences);
   const RopeTable table = rope_table(seq_len, rope_angles(model, seq_len), normed.options());
   const bool plain = model.qk_norm == QkNorm::kNone && model.clip_qkv == 0;
   if (plain)
-    return leaves.product(rotary_attention(project(model, leaves, normed), shape, table, rope_layout(model)),
-                          Weight::kO);
+    return attention_output(
+        model, leaves, rotary_attention(project(model, leaves, normed), shape, table, rope_layout(model)));
   const Heads heads = gqa_heads(model, leaves, project(model, leaves, normed), shape, table);
   const at::Tensor out = causal_attention(heads.q, heads.k, heads.v, shape.how());
-  return leaves.product(out.reshape({normed.size(0), -1}), Weight::kO);
+  return attention_output(model, leaves, out.reshape({normed.size(0), -1}));
 }
 
 at::Tensor mla_queries(const ModelConfig& model, const Leaves& leaves, const at::Tensor& normed) {
@@ -209,6 +216,11 @@ at::Tensor attention_of_heads(const ModelConfig& model, i64 layer, const Heads& 
       .reshape({heads.q.size(1), num_heads * heads.v.size(3)});
 }
 
+at::Tensor attention_output(const ModelConfig& model, const Leaves& leaves, const at::Tensor& context_TA) {
+  const at::Tensor out = leaves.product(context_TA, Weight::kO);
+  return model.output_bias ? out + leaves[Weight::kOBias] : out;
+}
+
 at::Tensor self_attention(const ModelConfig& model, i64 layer, const Leaves& leaves,
                           const at::Tensor& normed_TH, const Sequences& sequences) {
   return model.attention == AttentionKind::kMla ? mla(model, leaves, normed_TH, sequences)
@@ -246,16 +258,17 @@ at::Tensor decode_attention(const ModelConfig& model, i64 layer, const Leaves& l
   HM_CHECK(first + count <= cache.capacity(), "{} tokens, room for {}", first + count, cache.capacity());
   const RopeTable table{cache.rope.cos.narrow(0, first, count), cache.rope.sin.narrow(0, first, count)};
   const bool latent = model.attention == AttentionKind::kMla;
-  const HeadShape shape = head_shape(model, layer, count);
+  const HeadShape shape = head_shape(model, layer, leaves, count);
   const Heads heads = latent ? mla_heads(model, leaves, normed_TH, count, table)
                              : gqa_heads(model, leaves, project(model, leaves, normed_TH), shape, table);
   cache.keys.narrow(1, first, count).copy_(heads.k);
   cache.values.narrow(1, first, count).copy_(heads.v);
   cache.size += count;
-  const AttentionHow how{latent ? score_scale(model) : shape.scale(), latent ? 0 : shape.window};
+  const AttentionHow how{
+      latent ? score_scale(model) : shape.scale(), latent ? 0 : shape.window, {}, shape.sinks};
   const at::Tensor out = cached_attention(heads.q, cache.keys.narrow(1, 0, cache.size),
                                           cache.values.narrow(1, 0, cache.size), how);
-  return leaves.product(out.reshape({count, -1}), Weight::kO);
+  return attention_output(model, leaves, out.reshape({count, -1}));
 }
 
 }  // namespace hetermoe

@@ -57,6 +57,9 @@ Heads projected_heads(const ModelConfig& model, i64 layer, const Leaves& leaves,
 at::Tensor attention_of_heads(const ModelConfig& model, i64 layer, const Heads& heads, i64 first_head,
                               const Sequences& sequences);
 
+/// The last product of attention: of what the heads have made of T tokens. Differentiable.
+at::Tensor attention_output(const ModelConfig& model, const Leaves& leaves, const at::Tensor& context_TA);
+
 /// An output of a graph that passes gradients on to `x` and holds no numbers.
 at::Tensor stand_in(const at::Tensor& x);
 

@@ -81,7 +81,7 @@ AttentionGraph run(const ModelConfig& model, i64 layer, const StateGroup& state,
   const Leaves& leaves = out.leaves;
   at::Tensor attended;
   if (out.context.defined()) {
-    attended = leaves.product(out.context, Weight::kO);
+    attended = attention_output(model, leaves, out.context);
   } else {
     const at::Tensor normed = rms_norm(y, leaves[Weight::kInputNorm], model.norm_eps);
     attended = cache != nullptr ? decode_attention(model, layer, leaves, normed, *cache)
@@ -94,7 +94,8 @@ AttentionGraph run(const ModelConfig& model, i64 layer, const StateGroup& state,
   if (!moe) return out;
   out.x = x;
   const at::ScalarType wide = accumulate_type(y.scalar_type());
-  const at::Tensor logits = leaves.wide_product(with_jitter(x, task.jitter_TD, wide), Weight::kRouter, wide);
+  at::Tensor logits = leaves.wide_product(with_jitter(x, task.jitter_TD, wide), Weight::kRouter, wide);
+  if (model.router_linear_bias) logits = logits + leaves[Weight::kRouterLinearBias].to(wide);
   if (task.z_loss) out.log_sum = logits.logsumexp(1);
   if (runs_on_kernels(logits) && model.least_weight_sum == 0) {
     const i64 rows = logits.size(0);

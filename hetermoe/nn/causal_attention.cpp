@@ -130,17 +130,44 @@ at::Tensor window_mask(i64 queries, i64 keys, i64 first, i64 window, c10::Device
   return ones.tril(first).triu(first + 1 - window);
 }
 
+/// The device's fused kernel: [B, h, S, dim]. mask: [queries, keys]; none = causal.
+at::Tensor fused_kernel(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale,
+                        const std::optional<at::Tensor>& mask) {
+  return at::scaled_dot_product_attention(q, k, v, mask, /*dropout_p=*/0.0, /*is_causal=*/!mask.has_value(),
+                                          scale);
+}
+
+/// The same with sinks: a key in front of all others, whose product with every query is the sink and whose
+/// value is zero. For that queries and keys have one more column: 1 in queries, sink / scale in this key, 0
+/// in the others. Causal masks want a query in front, too.
+at::Tensor kernel_with_sinks(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                             const AttentionHow& how, const std::optional<at::Tensor>& mask) {
+  constexpr i64 kAligned = 8;  // kernels want rows of 16 bytes
+  const i64 width = q.size(-1), padded = (width / kAligned + 1) * kAligned;
+  const i64 batch = q.size(0), num_heads = q.size(1);
+  const at::Tensor ones = at::ones({batch, num_heads, q.size(2), 1}, q.options());
+  at::Tensor queries = pad_width(at::cat({q, ones}, -1), padded);
+  const at::Tensor sink = at::constant_pad_nd((how.sinks / how.scale).to(k.scalar_type()).view({-1, 1, 1}),
+                                              {width, padded - width - 1});
+  const at::Tensor keys =
+      at::cat({sink.unsqueeze(0).expand({batch, num_heads, 1, padded}), pad_width(k, padded)}, 2);
+  const at::Tensor values = at::constant_pad_nd(v, {0, padded - width, 1, 0});
+  if (mask) return fused_kernel(queries, keys, values, how.scale, at::constant_pad_nd(*mask, {1, 0}, true));
+  queries = at::constant_pad_nd(queries, {0, 0, 1, 0});
+  return fused_kernel(queries, keys, values, how.scale, std::nullopt).narrow(2, 1, q.size(2));
+}
+
 /// By the device's fused kernel, which wants equal widths and heads. Zero columns change nothing: neither the
 /// scores nor the kept columns. mask: [queries, keys] true where a query sees a key; none = causal.
-at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale,
-                           const std::optional<at::Tensor>& mask) {
+at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           const AttentionHow& how, const std::optional<at::Tensor>& mask) {
   const i64 width = std::max(q.size(-1), v.size(-1)), num_heads = q.size(2);
   const auto operand = [&](const at::Tensor& x) {
     return pad_width(repeat_heads(x.transpose(1, 2), num_heads), width);
   };
-  const at::Tensor out =
-      at::scaled_dot_product_attention(operand(q), operand(k), operand(v), mask,
-                                       /*dropout_p=*/0.0, /*is_causal=*/!mask.has_value(), scale);
+  const at::Tensor queries = operand(q), keys = operand(k), values = operand(v);
+  const at::Tensor out = how.sinks.defined() ? kernel_with_sinks(queries, keys, values, how, mask)
+                                             : fused_kernel(queries, keys, values, how.scale, mask);
   return out.narrow(-1, 0, v.size(-1)).transpose(1, 2);
 }
 
@@ -154,7 +181,7 @@ at::Tensor windowed_attention(const at::Tensor& q, const at::Tensor& k, const at
     const i64 queries = std::min(block, seq_len - begin);
     const i64 first = std::max(i64{0}, begin + 1 - how.window), keys = begin + queries - first;
     out.push_back(fused_attention(q.narrow(1, begin, queries), k.narrow(1, first, keys),
-                                  v.narrow(1, first, keys), how.scale,
+                                  v.narrow(1, first, keys), how,
                                   window_mask(queries, keys, begin - first, how.window, q.device())));
   }
   return at::cat(out, 1);
@@ -163,7 +190,7 @@ at::Tensor windowed_attention(const at::Tensor& q, const at::Tensor& k, const at
 at::Tensor generic_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                              const AttentionHow& how) {
   return is_windowed(how, q.size(1)) ? windowed_attention(q, k, v, how)
-                                     : fused_attention(q, k, v, how.scale, std::nullopt);
+                                     : fused_attention(q, k, v, how, std::nullopt);
 }
 
 /// Nothing of one document is in the scores of another, so that no mask is needed and nothing is computed in
@@ -178,7 +205,8 @@ at::Tensor attention_by_documents(const at::Tensor& q, const at::Tensor& k, cons
   const std::vector<at::Tensor> queries = documents_of(q), keys = documents_of(k), values = documents_of(v);
   std::vector<at::Tensor> out;
   for (std::size_t d = 0; d < queries.size(); ++d)
-    out.push_back(causal_attention(queries[d], keys[d], values[d], {how.scale, how.window}, path));
+    out.push_back(
+        causal_attention(queries[d], keys[d], values[d], {how.scale, how.window, {}, how.sinks}, path));
   return at::cat(out, 1).view({q.size(0), q.size(1), q.size(2), v.size(3)});
 }
 
@@ -187,8 +215,8 @@ at::Tensor attention_by_documents(const at::Tensor& q, const at::Tensor& k, cons
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const AttentionHow& how, Path path) {
   if (!how.documents.empty()) return attention_by_documents(q, k, v, how, path);
-  const bool own = path == Path::kAuto && is_cpu_float(q) && !is_windowed(how, q.size(1)) &&
-                   fits_cpu_attention(attention_shape(q, k, v, how.scale));
+  const bool own = path == Path::kAuto && !how.sinks.defined() && is_cpu_float(q) &&
+                   !is_windowed(how, q.size(1)) && fits_cpu_attention(attention_shape(q, k, v, how.scale));
   if (!own) return generic_attention(q, k, v, how);
   const auto rows = [](const at::Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); };
   return CausalAttentionFunction::apply(rows(q), rows(k), rows(v), how.scale);
@@ -198,13 +226,14 @@ at::Tensor cached_attention(const at::Tensor& q, const at::Tensor& k, const at::
                             const AttentionHow& how) {
   const i64 count = q.size(1), total = k.size(1);
   const i64 window = how.window > 0 ? how.window : total;
-  return fused_attention(q, k, v, how.scale, window_mask(count, total, total - count, window, q.device()));
+  return fused_attention(q, k, v, how, window_mask(count, total, total - count, window, q.device()));
 }
 
 at::Tensor rotary_attention(const at::Tensor& qkv, const HeadShape& shape, const RopeTable& table,
                             RopeLayout layout, Path path) {
   const std::vector<at::Tensor> parts = head_views(qkv, shape);
-  if (runs_on_cpu(qkv, path) && shape.documents.empty() && !is_windowed(shape.how(), shape.seq_len) &&
+  if (runs_on_cpu(qkv, path) && shape.documents.empty() && !shape.sinks.defined() &&
+      !is_windowed(shape.how(), shape.seq_len) &&
       fits_cpu_attention(attention_shape(parts[0], parts[1], parts[2], shape.scale())))
     return RotaryAttentionFunction::apply(qkv, table.cos, table.sin, shape, static_cast<i64>(layout));
   return causal_attention(rope(parts[0], table, layout), rope(parts[1], table, layout), parts[2], shape.how(),

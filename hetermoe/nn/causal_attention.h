@@ -14,11 +14,13 @@ struct AttentionHow {
   double scale;    ///< of the scores
   i64 window = 0;  ///< tokens that a token attends to, itself included; 0 = all before it
   std::span<const i64> documents = {};  ///< see Sequences
+  /// [heads of q] one more score in each softmax of a head, whose value is zero. Undefined = there are none.
+  at::Tensor sinks = {};
 };
-/// softmax(scale * q k^T) v with a causal mask: on the CPU by cpu_attention (not in fp64, and not with a
-/// window shorter than the sequence), else by the fused kernel of the device where there is one. Documents
-/// are computed one after another, each as a sequence of its own. [B, S, heads, *]; the width of v may differ
-/// from that of q and k; k and v may have fewer heads. Returns [B, S, heads, width of v].
+/// softmax(scale * q k^T) v with a causal mask: on the CPU by cpu_attention (not in fp64, not with sinks, and
+/// not with a window shorter than the sequence), else by the fused kernel of the device where there is one.
+/// Documents are computed one after another, each as a sequence of its own. [B, S, heads, *]; the width of v
+/// may differ from that of q and k; k and v may have fewer heads. Returns [B, S, heads, width of v].
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const AttentionHow& how, Path path = Path::kAuto);
 
@@ -31,7 +33,8 @@ struct HeadShape {
   i64 seq_len, num_heads, num_kv_heads, dim;
   i64 window = 0;
   std::span<const i64> documents = {};  ///< see Sequences
-  AttentionHow how() const { return {scale(), window, documents}; }
+  at::Tensor sinks = {};                ///< see AttentionHow
+  AttentionHow how() const { return {scale(), window, documents, sinks}; }
   double scale() const { return 1 / std::sqrt(static_cast<double>(dim)); }
 };
 /// causal_attention of a fused projection [B * S, (heads + 2 kv_heads) * dim], q and k turned: [B * S, heads

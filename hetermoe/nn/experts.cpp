@@ -85,15 +85,15 @@ std::vector<GradTile> make_tiles(const ExpertSlab& slab, const CopyGroups& group
   i64 limit = slab.down.device().is_cpu() ? 512 : std::numeric_limits<i64>::max();
   const std::vector<Chunk> slots = trainable_slots_with_copies(slab, groups);
   if (has_own_products(slab.down)) {  // as in make_chunks: each tile reads the copies once more
-    const i64 rows = static_cast<i64>(slots.size()) * (slab.gate_up.size(1) + slab.down.size(1));
+    const i64 rows = static_cast<i64>(slots.size()) * (2 * slab.width() + slab.hidden());
     limit = std::clamp<i64>(rows / (4 * at::get_num_threads()), 256, 4096);
   }
   std::vector<GradTile> out;
   for (const Chunk& slot : slots) {
-    for_each_part(slab.gate_up.size(1), limit, [&](i64 first, i64 rows) {
+    for_each_part(2 * slab.width(), limit, [&](i64 first, i64 rows) {
       out.push_back({GradTile::Weight::kGateUp, slot, first, rows});
     });
-    for_each_part(slab.down.size(1), limit, [&](i64 first, i64 rows) {
+    for_each_part(slab.hidden(), limit, [&](i64 first, i64 rows) {
       out.push_back({GradTile::Weight::kDown, slot, first, rows});
     });
   }
@@ -131,24 +131,74 @@ at::Tensor sum_copies(const at::Tensor& copies_CH, const CopyGroups& groups, con
   return out;
 }
 
+// ---- biases ----
+
+/// copies[c] += (factor[c] *) the bias of c's slot. bias_SX undefined = there are none.
+void add_biases_(const at::Tensor& copies_CX, const at::Tensor& bias_SX, const Chunk& chunk,
+                 const at::Tensor& factor_C = {}) {
+  if (!bias_SX.defined()) return;
+  const at::Tensor bias = bias_SX[chunk.slot];
+  copies_CX.add_(factor_C.defined() ? factor_C.narrow(0, chunk.begin, chunk.count).unsqueeze(1) * bias
+                                    : bias);
+}
+
+/// Undefined = the experts have none.
+at::Tensor gate_up_biases(const ExpertSlab& slab) {
+  return slab.has_biases() ? biases_of(slab.gate_up, 2 * slab.width()) : at::Tensor();
+}
+at::Tensor down_biases(const ExpertSlab& slab) {
+  return slab.has_biases() ? biases_of(slab.down, slab.hidden()) : at::Tensor();
+}
+
+at::Tensor gate_up_matrices(const ExpertSlab& slab) { return matrices_of(slab.gate_up, 2 * slab.width()); }
+at::Tensor down_matrices(const ExpertSlab& slab) { return matrices_of(slab.down, slab.hidden()); }
+
+/// dweights[c] += dout[c] . bias of c's slot: what a weight gets by the bias behind it.
+void add_weight_gradients_(const at::Tensor& dweights_C, const ExpertSlab& slab, const CopyGroups& groups,
+                           const at::Tensor& dout_CD) {
+  if (!slab.has_biases()) return;
+  const at::Tensor biases = down_biases(slab);
+  for (const Chunk& slot : slots_with_copies(groups)) {
+    const auto part = [&slot](const at::Tensor& x) { return x.narrow(0, slot.begin, slot.count); };
+    part(dweights_C).add_((part(dout_CD) * biases[slot.slot]).sum(1, false, dweights_C.scalar_type()));
+  }
+}
+
+/// Adds the gradients of the biases of trainable slots.
+void add_bias_gradients(ExpertSlab& slab, const CopyGroups& groups, const at::Tensor& dgate_up_C2F,
+                        const at::Tensor& dout_CD, const at::Tensor& weights_C) {
+  if (!slab.has_biases()) return;
+  const at::Tensor of_gate_up = biases_of(slab.gate_up_grad, 2 * slab.width());
+  const at::Tensor of_down = biases_of(slab.down_grad, slab.hidden());
+  for (const Chunk& slot : trainable_slots_with_copies(slab, groups)) {
+    const auto part = [&slot](const at::Tensor& x) { return x.narrow(0, slot.begin, slot.count); };
+    of_gate_up[slot.slot].add_(part(dgate_up_C2F).sum(0, false, weights_C.scalar_type()));
+    of_down[slot.slot].add_((part(weights_C).unsqueeze(1) * part(dout_CD)).sum(0));
+  }
+}
+
 // ---- one expert after another ----
 
 at::Tensor forward_each(const ExpertSlab& slab, const at::Tensor& rows_RD, const CopyGroups& groups,
                         const at::Tensor& row_C, const at::Tensor& weights_C, ExpertsSaved* saved) {
   if (saved != nullptr) {
-    saved->gate_up_C2F = at::empty({groups.num_copies(), slab.gate_up.size(1)}, rows_RD.options());
+    saved->gate_up_C2F = at::empty({groups.num_copies(), 2 * slab.width()}, rows_RD.options());
   }
-  at::Tensor out_CH = at::empty({groups.num_copies(), slab.down.size(1)}, rows_RD.options());
+  at::Tensor out_CH = at::empty({groups.num_copies(), slab.hidden()}, rows_RD.options());
+  const at::Tensor gate_ups = gate_up_matrices(slab), downs = down_matrices(slab);
+  const at::Tensor gate_up_bias = gate_up_biases(slab), down_bias = down_biases(slab);
   run_tasks(make_chunks(slab, groups), rows_RD.device(), [&](const Chunk& chunk) {
     const auto part = [&chunk](const at::Tensor& x) { return x.narrow(0, chunk.begin, chunk.count); };
     const at::Tensor input = gather_rows(rows_RD, part(row_C));
     at::Tensor gate_up = saved != nullptr ? part(saved->gate_up_C2F)
-                                          : at::empty({chunk.count, slab.gate_up.size(1)}, rows_RD.options());
-    multiply_into(gate_up, input, slab.gate_up[chunk.slot].t());
+                                          : at::empty({chunk.count, 2 * slab.width()}, rows_RD.options());
+    multiply_into(gate_up, input, gate_ups[chunk.slot].t());
+    add_biases_(gate_up, gate_up_bias, chunk);
     // The weight is applied before the down projection: it is linear, and the rows are gone after it.
-    const at::Tensor act = swiglu_forward(gate_up, part(weights_C));
+    const at::Tensor act = swiglu_forward(gate_up, part(weights_C), Path::kAuto, slab.activation);
     at::Tensor out = part(out_CH);
-    multiply_into(out, act, slab.down[chunk.slot].t());
+    multiply_into(out, act, downs[chunk.slot].t());
+    add_biases_(out, down_bias, chunk, weights_C);
   });
   return out_CH;
 }
@@ -162,11 +212,12 @@ struct Backward {
   at::Tensor drows_CD, dweights_C;
 
   /// The gradients take the place of gate and up, the activation that of its gradient.
-  void through_activation(const at::Tensor& weights_C, i64 begin, i64 count) {
+  void through_activation(const GatedActivation& activation, const at::Tensor& weights_C, i64 begin,
+                          i64 count) {
     const auto part = [&](const at::Tensor& x) { return x.narrow(0, begin, count); };
     const at::Tensor gate_up = part(gate_up_C2F), act = part(act_CF);
     SwigluGradient gradient{gate_up, act, part(dweights_C)};
-    swiglu_backward_out(gradient, gate_up, part(weights_C), act);
+    swiglu_backward_out(gradient, gate_up, part(weights_C), act, Path::kAuto, activation);
   }
 };
 
@@ -174,16 +225,21 @@ void input_gradients_each(Backward& b, const ExpertSlab& slab, const CopyGroups&
                           const at::Tensor& weights_C) {
   const bool recompute = !b.gate_up_C2F.defined();
   const at::TensorOptions options = b.dout_CD.options();
-  if (recompute) b.gate_up_C2F = at::empty({groups.num_copies(), slab.gate_up.size(1)}, options);
-  b.act_CF = at::empty({groups.num_copies(), slab.down.size(2)}, options);
+  if (recompute) b.gate_up_C2F = at::empty({groups.num_copies(), 2 * slab.width()}, options);
+  b.act_CF = at::empty({groups.num_copies(), slab.width()}, options);
   b.drows_CD = at::empty_like(b.dout_CD);
+  const at::Tensor gate_ups = gate_up_matrices(slab), downs = down_matrices(slab);
+  const at::Tensor gate_up_bias = gate_up_biases(slab);
   run_tasks(make_chunks(slab, groups), options.device(), [&](const Chunk& chunk) {
     const auto part = [&chunk](const at::Tensor& x) { return x.narrow(0, chunk.begin, chunk.count); };
     at::Tensor gate_up = part(b.gate_up_C2F), act = part(b.act_CF), drows = part(b.drows_CD);
-    if (recompute) multiply_into(gate_up, part(b.input_CD), slab.gate_up[chunk.slot].t());
-    multiply_into(act, part(b.dout_CD), slab.down[chunk.slot]);
-    b.through_activation(weights_C, chunk.begin, chunk.count);
-    multiply_into(drows, gate_up, slab.gate_up[chunk.slot]);
+    if (recompute) {
+      multiply_into(gate_up, part(b.input_CD), gate_ups[chunk.slot].t());
+      add_biases_(gate_up, gate_up_bias, chunk);
+    }
+    multiply_into(act, part(b.dout_CD), downs[chunk.slot]);
+    b.through_activation(slab.activation, weights_C, chunk.begin, chunk.count);
+    multiply_into(drows, gate_up, gate_ups[chunk.slot]);
   });
 }
 
@@ -223,6 +279,10 @@ class AllProducts {
     return out;
   }
   bool grouped() const { return grouped_; }
+  /// Those with copies, where experts have biases.
+  std::vector<Chunk> slots_with_biases(const ExpertSlab& slab) const {
+    return slab.has_biases() ? slots_with_copies(groups_) : std::vector<Chunk>();
+  }
   /// Where the copies of some slots end, counted from the first one's begin; on the device.
   at::Tensor ends(i64 slot, i64 num_slots) const {
     return ends_.narrow(0, slot, num_slots).sub(groups_.offsets[static_cast<std::size_t>(slot)]);
@@ -234,11 +294,22 @@ class AllProducts {
   at::Tensor ends_;
 };
 
+at::Tensor gate_up_of(const ExpertSlab& slab, const at::Tensor& input_CD, const AllProducts& multiply) {
+  const at::Tensor out = multiply(input_CD, gate_up_matrices(slab).transpose(1, 2));
+  for (const Chunk& slot : multiply.slots_with_biases(slab))
+    add_biases_(out.narrow(0, slot.begin, slot.count), gate_up_biases(slab), slot);
+  return out;
+}
+
 at::Tensor forward_all(const ExpertSlab& slab, const at::Tensor& rows_RD, const AllProducts& multiply,
                        const at::Tensor& row_C, const at::Tensor& weights_C, ExpertsSaved* saved) {
-  const at::Tensor gate_up_C2F = multiply(gather_rows(rows_RD, row_C), slab.gate_up.transpose(1, 2));
+  const at::Tensor gate_up_C2F = gate_up_of(slab, gather_rows(rows_RD, row_C), multiply);
   if (saved != nullptr) saved->gate_up_C2F = gate_up_C2F;
-  return multiply(swiglu_forward(gate_up_C2F, weights_C), slab.down.transpose(1, 2));
+  const at::Tensor out = multiply(swiglu_forward(gate_up_C2F, weights_C, Path::kAuto, slab.activation),
+                                  down_matrices(slab).transpose(1, 2));
+  for (const Chunk& slot : multiply.slots_with_biases(slab))
+    add_biases_(out.narrow(0, slot.begin, slot.count), down_biases(slab), slot, weights_C);
+  return out;
 }
 
 /// grad[slot] += left^T right over the copies of each slot. Neighbours that all have copies go together, as
@@ -267,17 +338,18 @@ void add_products(const at::Tensor& grad_SXY, const at::Tensor& left_CX, const a
 
 void input_gradients_all(Backward& b, const ExpertSlab& slab, const CopyGroups& groups,
                          const AllProducts& multiply, const at::Tensor& weights_C) {
-  if (!b.gate_up_C2F.defined()) b.gate_up_C2F = multiply(b.input_CD, slab.gate_up.transpose(1, 2));
-  b.act_CF = multiply(b.dout_CD, slab.down);
-  b.through_activation(weights_C, 0, groups.num_copies());
-  b.drows_CD = multiply(b.gate_up_C2F, slab.gate_up);
+  if (!b.gate_up_C2F.defined()) b.gate_up_C2F = gate_up_of(slab, b.input_CD, multiply);
+  b.act_CF = multiply(b.dout_CD, down_matrices(slab));
+  b.through_activation(slab.activation, weights_C, 0, groups.num_copies());
+  b.drows_CD = multiply(b.gate_up_C2F, gate_up_matrices(slab));
 }
 
 void weight_gradients_all(const Backward& b, ExpertSlab& slab, const CopyGroups& groups,
                           const AllProducts& multiply) {
   const std::vector<Chunk> slots = trainable_slots_with_copies(slab, groups);
-  add_products(slab.gate_up_grad, b.gate_up_C2F, b.input_CD, groups, multiply, slots);
-  add_products(slab.down_grad, b.dout_CD, b.act_CF, groups, multiply, slots);
+  add_products(matrices_of(slab.gate_up_grad, 2 * slab.width()), b.gate_up_C2F, b.input_CD, groups, multiply,
+               slots);
+  add_products(matrices_of(slab.down_grad, slab.hidden()), b.dout_CD, b.act_CF, groups, multiply, slots);
 }
 
 /// How the experts go through all at once, if they do: as was asked, or where kernels of our own run. Without
@@ -322,7 +394,7 @@ bool can_group_products(at::ScalarType dtype, i64 num_slots, i64 hidden, i64 wid
 
 ExpertProducts expert_products(const ExpertSlab& slab) {
   const at::Tensor& down = slab.down;
-  if (!can_group_products(down.scalar_type(), slab.num_slots(), down.size(1), down.size(2)))
+  if (!can_group_products(down.scalar_type(), slab.num_slots(), slab.hidden(), slab.width()))
     return ExpertProducts::kEach;
   if (slab.products != ExpertProducts::kAuto) return slab.products;
   const int generation = compute_capability(down.device()) / 10;
@@ -345,12 +417,14 @@ ExpertsSaved experts_recompute(const ExpertSlab& slab, const at::Tensor& rows_RD
   if (!slab.adapters.empty()) return experts_recompute(changed_by_adapters(slab), rows_RD, groups, products);
   const at::Tensor row_C = groups.row_C.to(rows_RD.device());
   if (const std::optional<AllProducts> all = all_at_once(products, slab, groups))
-    return {(*all)(gather_rows(rows_RD, row_C), slab.gate_up.transpose(1, 2))};
-  ExpertsSaved saved{at::empty({groups.num_copies(), slab.gate_up.size(1)}, rows_RD.options())};
+    return {gate_up_of(slab, gather_rows(rows_RD, row_C), *all)};
+  ExpertsSaved saved{at::empty({groups.num_copies(), 2 * slab.width()}, rows_RD.options())};
+  const at::Tensor gate_ups = gate_up_matrices(slab), bias = gate_up_biases(slab);
   run_tasks(make_chunks(slab, groups), rows_RD.device(), [&](const Chunk& chunk) {
     at::Tensor gate_up = saved.gate_up_C2F.narrow(0, chunk.begin, chunk.count);
     multiply_into(gate_up, gather_rows(rows_RD, row_C.narrow(0, chunk.begin, chunk.count)),
-                  slab.gate_up[chunk.slot].t());
+                  gate_ups[chunk.slot].t());
+    add_biases_(gate_up, bias, chunk);
   });
   return saved;
 }
@@ -380,10 +454,13 @@ ExpertsGradient experts_backward(ExpertSlab& slab, const at::Tensor& rows_RD, co
   const std::optional<AllProducts> all = all_at_once(products, slab, groups);
   all ? input_gradients_all(b, slab, groups, *all, weights_C)
       : input_gradients_each(b, slab, groups, weights_C);
-  if (left != nullptr)
-    *left = {b.gate_up_C2F, b.act_CF};
-  else
+  add_weight_gradients_(b.dweights_C, slab, groups, b.dout_CD);
+  if (left != nullptr) {
+    *left = {b.gate_up_C2F, b.act_CF, slab.has_biases() ? weights_C : at::Tensor()};
+  } else {
     all ? weight_gradients_all(b, slab, groups, *all) : weight_gradients_each(b, slab, groups);
+    add_bias_gradients(slab, groups, b.gate_up_C2F, b.dout_CD, weights_C);
+  }
   return {sum_copies(b.drows_CD, groups, row_C), b.dweights_C};
 }
 
@@ -401,6 +478,7 @@ void experts_weight_gradients(ExpertSlab& slab, const at::Tensor& rows_RD, const
   b.gate_up_C2F = left.dgate_up_C2F, b.act_CF = left.act_CF;
   const std::optional<AllProducts> all = all_at_once(products, slab, groups);
   all ? weight_gradients_all(b, slab, groups, *all) : weight_gradients_each(b, slab, groups);
+  add_bias_gradients(slab, groups, left.dgate_up_C2F, b.dout_CD, left.weights_C);
 }
 
 }  // namespace hetermoe

@@ -21,7 +21,8 @@ struct ExpertsSaved {
   at::Tensor gate_up_C2F;  ///< before the activation
 };
 
-/// out[r] = sum over the copies c of row r of weights[c] * down(silu(gate(x)) * up(x)). Rows without a copy
+/// out[r] = sum over the copies c of row r of weights[c] * down(silu(gate(x)) * up(x)), or with the slab's
+/// activation. Rows without a copy
 /// give zero. weights_C: grouped order, fp32 or fp64. saved: filled when not null. kGrouped holds the
 /// intermediate results of all experts at once.
 at::Tensor experts_forward(const ExpertSlab& slab, const at::Tensor& rows_RD, const CopyGroups& groups,
@@ -35,6 +36,7 @@ ExpertsSaved experts_recompute(const ExpertSlab& slab, const at::Tensor& rows_RD
 /// What backward leaves for experts_weight_gradients().
 struct ExpertsLeft {
   at::Tensor dgate_up_C2F, act_CF;
+  at::Tensor weights_C;  ///< where there are biases
 };
 
 struct ExpertsGradient {

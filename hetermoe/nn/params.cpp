@@ -43,6 +43,8 @@ void add_gqa(StateGroup& group, const ModelConfig& model, const std::string& pre
                  {prefix + "k_proj.bias", q_rows, kv_rows},
                  {prefix + "v_proj.bias", q_rows + kv_rows, kv_rows}},
                 options);
+  if (model.output_bias) add_whole(group, Weight::kOBias, {model.hidden}, prefix + "o_proj.bias", options);
+  if (model.attention_sinks) add_whole(group, Weight::kSinks, {model.num_heads}, prefix + "sinks", options);
   if (model.qk_norm == QkNorm::kNone) return;
   const bool whole = model.qk_norm == QkNorm::kWhole;
   add_whole(group, Weight::kQNorm, {whole ? q_rows : model.head_dim}, prefix + "q_norm.weight", options);
@@ -216,8 +218,10 @@ StateGroup make_attention_state(const ModelConfig& model, i64 layer, const Stora
     add_adapters(group, options);
     return group;
   }
-  add_whole(group, Weight::kRouter, {model.num_experts, model.hidden},
-            block_prefix(model, layer) + "gate.weight", options);
+  const std::string router = router_name(model, layer);
+  add_whole(group, Weight::kRouter, {model.num_experts, model.hidden}, router, options);
+  if (model.router_linear_bias)
+    add_whole(group, Weight::kRouterLinearBias, {model.num_experts}, bias_of(router), options);
   if (model.router_bias) {
     group.buffer_name = correction_bias_name(model, layer);
     group.buffer = at::zeros(correction_bias_shape(model),
@@ -231,16 +235,29 @@ StateGroup make_attention_state(const ModelConfig& model, i64 layer, const Stora
   return group;
 }
 
+at::Tensor matrices_of(const at::Tensor& storage, i64 rows) {
+  return storage.size(1) == rows ? storage : storage.narrow(1, 0, rows);
+}
+
+at::Tensor biases_of(const at::Tensor& storage, i64 rows) {
+  return storage.narrow(1, rows, storage.size(1) - rows).flatten(1).narrow(1, 0, rows);
+}
+
 std::vector<NamedTensor> named_experts(const ModelConfig& model, i64 layer, std::span<const ExpertId> experts,
                                        const at::Tensor& gate_up, const at::Tensor& down) {
-  const i64 width = down.size(2);
+  const i64 width = down.size(2), hidden = gate_up.size(2);
   std::vector<NamedTensor> out;
   for (std::size_t i = 0; i < experts.size(); ++i) {
     const auto slot = static_cast<i64>(i);
     const std::array<std::string, 3> names = expert_matrices(model, layer, experts[i]);
     out.push_back({names[0], gate_up[slot].narrow(0, 0, width)});
     out.push_back({names[1], gate_up[slot].narrow(0, width, width)});
-    out.push_back({names[2], down[slot]});
+    out.push_back({names[2], down[slot].narrow(0, 0, hidden)});
+    if (!model.expert_bias) continue;
+    const at::Tensor of_gate_up = biases_of(gate_up, 2 * width)[slot];
+    out.push_back({bias_of(names[0]), of_gate_up.narrow(0, 0, width)});
+    out.push_back({bias_of(names[1]), of_gate_up.narrow(0, width, width)});
+    out.push_back({bias_of(names[2]), biases_of(down, hidden)[slot]});
   }
   return out;
 }
@@ -294,12 +311,13 @@ ExpertSlab make_expert_slab(const ModelConfig& model, i64 layer, std::vector<Exp
              layer);
     entry = slot;
   }
-  const i64 width = model.expert_hidden;
+  const i64 width = model.expert_hidden, gate_up_rows = model.gate_up_rows(), down_rows = model.down_rows();
+  slab.activation = {model.swiglu_limit, model.swiglu_alpha};
   const i64 num_grads = options.lora != nullptr ? 0 : num_trainable < 0 ? slab.num_slots() : num_trainable;
-  slab.gate_up = at::zeros({slab.num_slots(), 2 * width, model.hidden}, options.values);
-  slab.down = at::zeros({slab.num_slots(), model.hidden, width}, options.values);
-  slab.gate_up_grad = at::zeros({num_grads, 2 * width, model.hidden}, options.grads());
-  slab.down_grad = at::zeros({num_grads, model.hidden, width}, options.grads());
+  slab.gate_up = at::zeros({slab.num_slots(), gate_up_rows, model.hidden}, options.values);
+  slab.down = at::zeros({slab.num_slots(), down_rows, width}, options.values);
+  slab.gate_up_grad = at::zeros({num_grads, gate_up_rows, model.hidden}, options.grads());
+  slab.down_grad = at::zeros({num_grads, down_rows, width}, options.grads());
   add_adapters(slab, model, options);
   return slab;
 }
@@ -308,7 +326,8 @@ void init_parameters(const std::vector<NamedView>& views, u64 seed) {
   constexpr double kDeviation = 0.02;  // initializer_range of all five families
   for (const NamedView& view : views) {
     const bool adapter = is_adapter(view.name);
-    if (view.buffer || view.name.ends_with(".bias") || (adapter && !is_lora_a(view.name))) {
+    if (view.buffer || view.name.ends_with(".bias") || view.name.ends_with(".sinks") ||
+        (adapter && !is_lora_a(view.name))) {
       view.value.zero_();
     } else if (view.value.dim() == 1) {
       view.value.fill_(1);

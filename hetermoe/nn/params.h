@@ -12,6 +12,7 @@
 #include "hetermoe/model/model_config.h"
 #include "hetermoe/model/op_cost.h"
 #include "hetermoe/nn/adapters.h"
+#include "hetermoe/nn/swiglu.h"
 
 // Where the model's tensors live. The replicated state of embedding, head and each layer's attention part is
 // a StateGroup; the routed experts of one layer on one device are an ExpertSlab. Both show their storage
@@ -34,28 +35,31 @@ struct NamedTensor {
 
 /// The storages that a state group may hold. Letters: H hidden, D heads' total width, S width of the MLP.
 enum class Weight {
-  kEmbedding,   ///< [V, H]
-  kFinalNorm,   ///< [H]
-  kLmHead,      ///< [V, H]; absent with tied embeddings: the head then uses kEmbedding
-  kInputNorm,   ///< [H]
-  kPostNorm,    ///< [H]
-  kQkv,         ///< [(heads + 2 kv_heads) * head_dim, H]: q rows, then k, then v
-  kQkvBias,     ///< [(heads + 2 kv_heads) * head_dim], of the rows of kQkv
-  kQNorm,       ///< [head_dim] or [heads * head_dim]
-  kKNorm,       ///< [head_dim] or [kv_heads * head_dim]
-  kQ,           ///< MLA without q_lora: [heads * (nope + rope), H]
-  kQA,          ///< MLA: [q_lora, H]
-  kQANorm,      ///< MLA: [q_lora]
-  kQB,          ///< MLA: [heads * (nope + rope), q_lora]
-  kKvA,         ///< MLA: [kv_lora + rope, H]
-  kKvANorm,     ///< MLA: [kv_lora]
-  kKvB,         ///< MLA: [heads * (nope + v), kv_lora]
-  kO,           ///< [H, heads * head_dim or heads * v]
-  kRouter,      ///< [E, H]
-  kMlpGateUp,   ///< shared experts or dense MLP: [2S, H], gate rows first
-  kMlpDown,     ///< [H, S]
-  kSharedGate,  ///< [1, H]
-  kRouterBias,  ///< buffer [E] or [1, E], never below fp32
+  kEmbedding,         ///< [V, H]
+  kFinalNorm,         ///< [H]
+  kLmHead,            ///< [V, H]; absent with tied embeddings: the head then uses kEmbedding
+  kInputNorm,         ///< [H]
+  kPostNorm,          ///< [H]
+  kQkv,               ///< [(heads + 2 kv_heads) * head_dim, H]: q rows, then k, then v
+  kQkvBias,           ///< [(heads + 2 kv_heads) * head_dim], of the rows of kQkv
+  kQNorm,             ///< [head_dim] or [heads * head_dim]
+  kKNorm,             ///< [head_dim] or [kv_heads * head_dim]
+  kQ,                 ///< MLA without q_lora: [heads * (nope + rope), H]
+  kQA,                ///< MLA: [q_lora, H]
+  kQANorm,            ///< MLA: [q_lora]
+  kQB,                ///< MLA: [heads * (nope + rope), q_lora]
+  kKvA,               ///< MLA: [kv_lora + rope, H]
+  kKvANorm,           ///< MLA: [kv_lora]
+  kKvB,               ///< MLA: [heads * (nope + v), kv_lora]
+  kO,                 ///< [H, heads * head_dim or heads * v]
+  kOBias,             ///< [H]
+  kSinks,             ///< [heads]
+  kRouter,            ///< [E, H]
+  kRouterLinearBias,  ///< [E]
+  kMlpGateUp,         ///< shared experts or dense MLP: [2S, H], gate rows first
+  kMlpDown,           ///< [H, S]
+  kSharedGate,        ///< [1, H]
+  kRouterBias,        ///< buffer [E] or [1, E], never below fp32
 };
 
 /// dtype and place of storages.
@@ -112,20 +116,30 @@ StateGroup make_attention_state(const ModelConfig& model, i64 layer, const Stora
 /// The routed experts of one layer on one device, in one storage per tensor.
 struct ExpertSlab {
   i64 layer = 0;
-  std::vector<ExpertId> experts;       ///< [slots] expert of each slot
-  std::vector<i64> slot_of;            ///< [E] slot of each expert, -1 = not here
-  at::Tensor gate_up, down;            ///< [slots, 2F, H] (gate rows first) and [slots, H, F]
+  std::vector<ExpertId> experts;  ///< [slots] expert of each slot
+  std::vector<i64> slot_of;       ///< [E] slot of each expert, -1 = not here
+  /// [slots, 2F, H] (gate rows first) and [slots, H, F]. Biases lie in further rows, see matrices_of().
+  at::Tensor gate_up, down;
   at::Tensor gate_up_grad, down_grad;  ///< same shapes, of the trainable slots alone, which come first
   ExpertProducts products = ExpertProducts::kAuto;
+  GatedActivation activation = {};
   std::vector<Adapter> adapters;  ///< of all slots; the storages then have no gradients
   i64 num_slots() const { return static_cast<i64>(experts.size()); }
   i64 num_trainable() const { return down_grad.size(0); }
+  i64 hidden() const { return gate_up.size(2); }
+  i64 width() const { return down.size(2); }
+  bool has_biases() const { return gate_up.size(1) > 2 * width(); }
   std::vector<NamedView> views(
       const ModelConfig& model) const;  ///< gate, up, down of every expert in slot order
   void zero_grads();
 };
-/// The logical tensors of experts whose storages (or gradients, moments) are gate_up [n, 2F, H] and down
-/// [n, H, F]: views, gate, up and down of every expert.
+/// Of a slab's storage [slots, rows and more, X] the matrices [slots, rows, X], and the biases [slots, rows]
+/// that lie in the rows behind them. Views.
+at::Tensor matrices_of(const at::Tensor& storage, i64 rows);
+at::Tensor biases_of(const at::Tensor& storage, i64 rows);
+
+/// The logical tensors of experts whose storages (or gradients, moments) are shaped as those of a slab:
+/// views, gate, up and down of every expert, then their biases.
 std::vector<NamedTensor> named_experts(const ModelConfig& model, i64 layer, std::span<const ExpertId> experts,
                                        const at::Tensor& gate_up, const at::Tensor& down);
 /// The first num_trainable experts get gradients; -1 = all.
@@ -138,9 +152,9 @@ std::vector<NamedTensor> named_adapters(const StateGroup& group, const std::vect
 std::vector<NamedTensor> named_adapters(const ModelConfig& model, const ExpertSlab& slab, ExpertId expert,
                                         const std::vector<at::Tensor>& storages, i64 slot);
 
-/// Fills each tensor from a generator seeded by (seed, its name): matrices normal(0, 0.02), norms 1, biases
-/// and buffers 0; of adapters A normal(0, 1 / sqrt(in)) and B 0. So any distribution over devices, any fusing
-/// and any dtype starts from the same values (drawn in fp32, then cast).
+/// Fills each tensor from a generator seeded by (seed, its name): matrices normal(0, 0.02), norms 1, biases,
+/// attention sinks and buffers 0; of adapters A normal(0, 1 / sqrt(in)) and B 0. So any distribution over
+/// devices, any fusing and any dtype starts from the same values (drawn in fp32, then cast).
 void init_parameters(const std::vector<NamedView>& views, u64 seed);
 
 /// fp64 stays fp64, everything else is fp32: the precision of routers, norms' statistics and losses.

@@ -67,6 +67,23 @@ class Reference {
     return weight(name) * (xw / at::sqrt(at::mean(xw * xw, {-1}, true) + eps)).to(x.scalar_type());
   }
 
+  /// The logits of a router.
+  at::Tensor router(const at::Tensor& x, i64 layer) const {
+    const std::string name = router_name(model_, layer);
+    const at::Tensor logits = at::linear(x, tensor(name).to(x.scalar_type()));
+    return model_.router_linear_bias ? logits + tensor(bias_of(name)).to(x.scalar_type()) : logits;
+  }
+
+  /// An expert with biases, whose activation has limits.
+  at::Tensor limited(const at::Tensor& x, const std::array<std::string, 3>& names) const {
+    const auto product = [&](const at::Tensor& in, const std::string& name) {
+      return at::linear(in, tensor(name), tensor(bias_of(name)));
+    };
+    const at::Tensor g = at::clamp_max(product(x, names[0]), model_.swiglu_limit);
+    const at::Tensor u = at::clamp(product(x, names[1]), -model_.swiglu_limit, model_.swiglu_limit);
+    return product((u + 1) * g * at::sigmoid(model_.swiglu_alpha * g), names[2]);
+  }
+
   static at::Tensor gated(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& up,
                           const at::Tensor& down) {
     const at::Tensor g = at::linear(x, gate), u = at::linear(x, up);
@@ -162,7 +179,15 @@ class Reference {
       hidden = hidden.logical_or(other.unsqueeze(1));
     }
     scores = scores.masked_fill(hidden, -INFINITY);
-    return at::matmul(at::softmax(scores, -1), v).transpose(1, 2).reshape({num_sequences_ * seq_len_, -1});
+    at::Tensor shares;
+    if (model_.attention_sinks) {
+      const at::Tensor sinks = tensor(prefix_ + "self_attn.sinks").view({1, -1, 1, 1});
+      shares = at::softmax(at::cat({scores, sinks.expand({scores.size(0), -1, seq_len_, 1})}, -1), -1)
+                   .slice(-1, 0, seq_len_);
+    } else {
+      shares = at::softmax(scores, -1);
+    }
+    return at::matmul(shares, v).transpose(1, 2).reshape({num_sequences_ * seq_len_, -1});
   }
 
   at::Tensor to_heads(const at::Tensor& x, i64 num_heads) const {
@@ -192,7 +217,8 @@ class Reference {
     const i64 times = model_.num_heads / model_.num_kv_heads;
     k = turn(k).repeat_interleave(times, 1);
     v = v.repeat_interleave(times, 1);
-    return at::linear(softmax_attention(turn(q), k, v), weight(p + "o_proj"));
+    const at::Tensor out = at::linear(softmax_attention(turn(q), k, v), weight(p + "o_proj"));
+    return model_.output_bias ? out + tensor(p + "o_proj.bias") : out;
   }
 
   at::Tensor latent_attention(const at::Tensor& x) const {
@@ -306,9 +332,8 @@ class Reference {
   }
 
   at::Tensor moe(const at::Tensor& x, i64 layer) {
-    const std::string p = block_prefix(model_, layer);
     const at::ScalarType wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    const at::Tensor z = at::linear(jittered(x.to(wide), layer), weight(p + "gate").to(wide));
+    const at::Tensor z = router(jittered(x.to(wide), layer), layer);
     const bool sigmoid = model_.router_score == RouterScore::kSigmoid;
     const at::Tensor scores = sigmoid ? at::sigmoid(z) : at::softmax(z, -1);
     const std::vector<double> bias =
@@ -350,8 +375,11 @@ class Reference {
       if (std::count(chosen[t].begin(), chosen[t].end(), e) > 0) tokens.push_back(static_cast<i64>(t));
     }
     const at::Tensor index = at::tensor(tokens, at::kLong).to(x.device());
-    const auto [gate, up, down] = expert_matrices(model_, layer, static_cast<ExpertId>(e));
-    const at::Tensor out = gated(x.index_select(0, index), tensor(gate), tensor(up), tensor(down));
+    const std::array<std::string, 3> names = expert_matrices(model_, layer, static_cast<ExpertId>(e));
+    const at::Tensor rows = x.index_select(0, index);
+    const at::Tensor out = model_.expert_bias
+                               ? limited(rows, names)
+                               : gated(rows, tensor(names[0]), tensor(names[1]), tensor(names[2]));
     const at::Tensor weighted = out * weights.select(1, e).index_select(0, index).unsqueeze(1);
     return at::zeros_like(x).index_add(0, index, weighted.to(x.scalar_type()));
   }

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
+#include "hetermoe/weights/fused_experts.h"
 #include "hetermoe/weights/hf_export.h"
 
 namespace hetermoe {
@@ -21,56 +23,16 @@ at::Tensor cast(const at::Tensor& tensor, at::ScalarType dtype, const HfWeights&
   return out;
 }
 
-/// The experts of a layer as one tensor each for gate and up, and for down.
-void add_fused(std::vector<OutTensor>& out, const HfWeights& weights, const ModelConfig& model,
-               const std::vector<ParamInfo>& experts, std::optional<at::ScalarType> dtype) {
-  // gate, up and down of expert 0, of expert 1, ...
-  const i64 count = model.num_experts, width = model.expert_hidden;
-  HM_CHECK(static_cast<i64>(experts.size()) == 3 * count, "{} tensors of {} experts", experts.size(), count);
-  const FusedNames names = fused_names(experts[0].layer);
-  const at::ScalarType type = converted_dtype(weights, experts[0], dtype);
-  const auto make = [&weights, experts, type](std::vector<i64> shape, std::vector<i64> parts) {
-    return [&weights, experts, type, shape = std::move(shape), parts = std::move(parts)] {
-      const at::Tensor all = at::empty(shape, type);
-      for (i64 e = 0; e < shape[0]; ++e) {
-        std::vector<at::Tensor> rows;
-        for (const i64 part : parts) {
-          const std::string& name = experts[static_cast<std::size_t>(3 * e + part)].name;
-          rows.push_back(cast(weights.read(name), type, weights, name));
-        }
-        all[e].copy_(at::cat(rows));
-      }
-      return all;
-    };
-  };
-  const std::vector<i64> up_shape = {count, 2 * width, model.hidden},
-                         down_shape = {count, model.hidden, width};
-  out.push_back({{names.gate_up, type, up_shape}, make(up_shape, {0, 1})});
-  out.push_back({{names.down, type, down_shape}, make(down_shape, {2})});
-}
-
 std::vector<OutTensor> out_tensors(const HfWeights& weights, const ModelConfig& model,
                                    const ConvertOptions& options) {
-  const bool fused = options.layout == ExpertLayout::kFused;
   std::vector<OutTensor> out;
-  std::vector<ParamInfo> experts;  // of one layer
-  const auto end_layer = [&] {
-    if (!experts.empty()) add_fused(out, weights, model, experts, options.dtype);
-    experts.clear();
-  };
   for (const ParamInfo& parameter : parameters(model)) {
-    if (fused && parameter.expert >= 0) {
-      experts.push_back(parameter);
-      continue;
-    }
-    end_layer();
     const at::ScalarType type = converted_dtype(weights, parameter, options.dtype);
     const std::string name = parameter.name;
-    out.push_back({{fused ? name_beside_fused(model, name) : name, type, parameter.shape},
+    out.push_back({{name, type, parameter.shape},
                    [&weights, name, type] { return cast(weights.read(name), type, weights, name); }});
   }
-  end_layer();
-  return out;
+  return in_layout(model, options.layout.value_or(file_layout(model)), std::move(out));
 }
 
 }  // namespace
@@ -91,6 +53,11 @@ at::ScalarType converted_dtype(const HfWeights& weights, const ParamInfo& parame
 Converted convert_folder(const fs::path& from, const fs::path& to, const ConvertOptions& options) {
   check_hf_target(to, from);
   const ModelConfig model = model_of(HfFolder(from));
+  if (model.expert_bias && options.layout == ExpertLayout::kFused)
+    fail<ConfigError>("--layout",
+                      "got fused, which has no place for biases of experts: expected interleaved, "
+                      "as {} has it, or per-expert",
+                      model.model_type);
   const HfWeights weights(from, model);
   const std::vector<OutTensor> tensors = out_tensors(weights, model, options);
   const FolderContents contents{.config = with_dtype(weights.folder().config(), main_dtype(tensors)),
@@ -99,6 +66,7 @@ Converted convert_folder(const fs::path& from, const fs::path& to, const Convert
   Converted done{.model = model,
                  .num_tensors = static_cast<i64>(tensors.size()),
                  .from = weights.map().layout,
+                 .to = options.layout.value_or(file_layout(model)),
                  .ignored = weights.map().ignored};
   for (const ShardFile& shard : write_hf_folder(to, tensors, contents, options.most_bytes)) {
     done.bytes += shard.bytes;

@@ -10,14 +10,14 @@ namespace hetermoe {
 
 struct ConvertOptions {
   std::optional<at::ScalarType> dtype = {};  ///< of parameters; none = as they are (FP8: bf16)
-  ExpertLayout layout = ExpertLayout::kPerExpert;
-  i64 most_bytes = kMostShardBytes;  ///< of a file
+  std::optional<ExpertLayout> layout = {};   ///< none = file_layout() of the model
+  i64 most_bytes = kMostShardBytes;          ///< of a file
 };
 
 struct Converted {
   ModelConfig model;
   i64 num_tensors = 0, bytes = 0, num_files = 0;
-  ExpertLayout from = ExpertLayout::kNone;
+  ExpertLayout from = ExpertLayout::kNone, to = ExpertLayout::kNone;
   std::vector<std::string> ignored;  ///< tensors of the source that were not taken along
 };
 

@@ -1,5 +1,7 @@
 #include "hetermoe/weights/hf_weights.h"
 
+#include <algorithm>
+
 #include "hetermoe/base/printable.h"
 
 namespace hetermoe {
@@ -15,6 +17,19 @@ at::Tensor dequantize(const at::Tensor& values, const at::Tensor& scale, const s
                               .repeat_interleave(block[1], 1)
                               .narrow(1, 0, values.size(1));
   return values.to(at::kFloat) * wide;
+}
+
+/// blocks [rows, groups, 16] of two numbers a byte, the first in the low bits: a sign, two bits of exponent,
+/// one of mantissa. scales [rows, groups].
+at::Tensor dequantize_mxfp4(const at::Tensor& blocks, const at::Tensor& scales) {
+  static const at::Tensor kValues = at::tensor(
+      {0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0}, at::kFloat);
+  constexpr i64 kBias = 127;
+  const at::Tensor low = blocks.bitwise_and(0x0F), high = blocks.bitwise_right_shift(4);
+  const at::Tensor index = at::stack({low, high}, -1).flatten(-2).to(at::kInt);
+  const at::Tensor numbers = kValues.index_select(0, index.flatten()).view(index.sizes());
+  const at::Tensor factors = at::exp2(scales.to(at::kFloat).sub_(kBias));
+  return (numbers * factors.unsqueeze(-1)).flatten(1);
 }
 
 std::string layout_text(const TensorMap& map) {
@@ -60,13 +75,17 @@ at::ScalarType HfWeights::dtype(const std::string& parameter) const {
 at::Tensor HfWeights::read(const std::string& parameter) const {
   const TensorSource& from = source(parameter);
   at::Tensor tensor = folder_.map(from.tensor);
-  if (!from.scale.empty()) tensor = dequantize(tensor, folder_.map(from.scale), facts_.fp8_block);
-  if (from.expert >= 0) {
+  const auto rows_of = [&](const at::Tensor& part) {
+    const i64 end = from.first_row + from.num_rows * from.row_step;
+    return part.slice(0, from.first_row, std::min(end, part.size(0)), from.row_step);
+  };
+  if (from.mxfp4) {
+    tensor = dequantize_mxfp4(rows_of(tensor[from.expert]), rows_of(folder_.map(from.scale)[from.expert]));
+  } else if (from.expert >= 0) {
     tensor = tensor[from.expert];
-    if (from.transposed) tensor = tensor.t();
-    // Of gate_up_proj one half; of down_proj all.
-    const bool half = from.tensor.ends_with("gate_up_proj");
-    if (half) tensor = tensor.narrow(0, from.first_row, tensor.size(0) / 2);
+    tensor = rows_of(from.transposed ? tensor.t() : tensor);
+  } else if (!from.scale.empty()) {
+    tensor = dequantize(tensor, folder_.map(from.scale), facts_.fp8_block);
   }
   check_finite_values(tensor, folder_.file_of(from.tensor).string(), parameter);
   return tensor;

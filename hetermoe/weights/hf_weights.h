@@ -19,11 +19,10 @@ class HfWeights {
 
   const HfFolder& folder() const { return folder_; }
   const TensorMap& map() const { return map_; }
-  /// As in the file; bf16 for FP8 with factors, whose values are products.
+  /// As in the file; bf16 for FP8 and 4-bit numbers with factors, whose values are products.
   at::ScalarType dtype(const std::string& parameter) const;
-  bool is_fp8(const std::string& parameter) const { return !source(parameter).scale.empty(); }
-  /// In the precision of the file (FP8: fp32), perhaps not contiguous; only this part of the file is read.
-  /// Throws IoError when a value is NaN or infinite.
+  /// In the precision of the file (FP8 and 4 bits: fp32), perhaps not contiguous; only this part of the file
+  /// is read. Throws IoError when a value is NaN or infinite.
   at::Tensor read(const std::string& parameter) const;
 
  private:

@@ -109,7 +109,8 @@ void check_asleep(const Growth& growth, i64 layer, const at::Tensor& bias) {
 }  // namespace
 
 bool is_router(const ModelConfig& model, const ParamInfo& parameter) {
-  return parameter.layer >= 0 && model.is_moe(parameter.layer) && parameter.name.ends_with(".gate.weight");
+  return parameter.layer >= 0 && model.is_moe(parameter.layer) &&
+         parameter.name == router_name(model, parameter.layer);
 }
 
 void check_alike(const Growth& growth, const ReadTensor& read, double least) {

@@ -103,13 +103,68 @@ class Mapper {
       return;
     }
     if (out_.layout == ExpertLayout::kNone) out_.layout = layout;
+    out_.sources[parameter.name] = fused_source(parameter, layout);
+  }
+
+  TensorSource fused_source(const ParamInfo& parameter, ExpertLayout layout) const {
     const FusedNames names = fused_names(parameter.layer);
-    const auto [gate, up, matrix_down] = expert_matrices(model_, parameter.layer, parameter.expert);
-    const bool down = parameter.name == matrix_down;
-    out_.sources[parameter.name] = {.tensor = down ? names.down : names.gate_up,
-                                    .expert = parameter.expert,
-                                    .transposed = layout == ExpertLayout::kFusedTransposed,
-                                    .first_row = parameter.name == up ? model_.expert_hidden : 0};
+    const auto [gate, up, down] = expert_matrices(model_, parameter.layer, parameter.expert);
+    const bool is_bias = parameter.shape.size() == 1;
+    const bool is_up = parameter.name == up || parameter.name == bias_of(up);
+    const bool is_down = parameter.name == down || parameter.name == bias_of(down);
+    const bool turns = has_biases(layout) && !is_down;
+    const std::string fused = is_down ? names.down : names.gate_up;
+    TensorSource out{.tensor = is_bias ? bias_of_fused(fused) : fused,
+                     .expert = parameter.expert,
+                     .first_row = !is_up  ? 0
+                                  : turns ? 1
+                                          : model_.expert_hidden,
+                     .row_step = turns ? 2 : 1,
+                     .num_rows = parameter.shape[0]};
+    out.mxfp4 = layout == ExpertLayout::kMxfp4 && !is_bias;
+    if (out.mxfp4) out.tensor = fused + "_blocks", out.scale = fused + "_scales";
+    out.transposed = !is_bias && !out.mxfp4 && layout != ExpertLayout::kFused;
+    return out;
+  }
+
+  static bool has_biases(ExpertLayout layout) {
+    return layout == ExpertLayout::kInterleaved || layout == ExpertLayout::kMxfp4;
+  }
+
+  /// A tensor that must be there with this shape. dtype: kByte, or that of weights.
+  bool expect(const std::string& name, const std::vector<i64>& shape, bool bytes = false) {
+    const TensorHead* head = find(name);
+    if (head == nullptr) return out_.missing.push_back(name), false;
+    used_.insert(name);
+    if (head->shape != shape)
+      out_.wrong.push_back(fmt::format("{}: got shape [{}], expected [{}]", name,
+                                       fmt::join(head->shape, ", "), fmt::join(shape, ", ")));
+    if (!bytes)
+      check_dtype(*head);
+    else if (head->dtype != at::kByte)
+      out_.wrong.push_back(fmt::format("{}: got {}, expected U8", name, dtype_text(head->dtype)));
+    return head->shape == shape;
+  }
+
+  /// Matrices in either layout, biases always. kNone where a tensor is not as it should be, which is said.
+  ExpertLayout interleaved_layout(const FusedNames& names) {
+    const i64 experts = model_.num_experts, width = model_.expert_hidden, hidden = model_.hidden;
+    const bool packed = find(names.gate_up + "_blocks") != nullptr;
+    if (!packed && find(names.gate_up) == nullptr) return ExpertLayout::kNone;
+    bool all = true;
+    const auto matrix = [&](const std::string& name, i64 out, i64 in) {
+      constexpr i64 kBlock = 32;
+      if (!packed) {
+        all &= expect(name, {experts, in, out});
+      } else {
+        all &= in % kBlock == 0 && expect(name + "_blocks", {experts, out, in / kBlock, kBlock / 2}, true);
+        all &= expect(name + "_scales", {experts, out, in / kBlock}, true);
+      }
+      all &= expect(bias_of_fused(name), {experts, out});
+    };
+    matrix(names.gate_up, 2 * width, hidden);
+    matrix(names.down, hidden, width);
+    return !all ? ExpertLayout::kNone : packed ? ExpertLayout::kMxfp4 : ExpertLayout::kInterleaved;
   }
 
   /// Of a layer, decided once. The two shapes together always tell: only one of them can be square.
@@ -117,6 +172,7 @@ class Mapper {
     const auto [known, fresh] = fused_.try_emplace(layer, ExpertLayout::kNone);
     if (!fresh) return known->second;
     const FusedNames names = fused_names(layer);
+    if (family_of(model_).interleaved_experts) return known->second = interleaved_layout(names);
     const TensorHead *gate_up = find(names.gate_up), *down = find(names.down);
     if (gate_up == nullptr || down == nullptr) return ExpertLayout::kNone;
     used_.insert({names.gate_up, names.down});
@@ -201,6 +257,8 @@ FusedNames fused_names(i64 layer) {
   const std::string prefix = fmt::format("model.layers.{}.mlp.experts.", layer);
   return {prefix + "gate_up_proj", prefix + "down_proj"};
 }
+
+std::string bias_of_fused(const std::string& fused) { return fused + "_bias"; }
 
 std::string name_beside_fused(const ModelConfig& model, const std::string& parameter) {
   std::string name = parameter;

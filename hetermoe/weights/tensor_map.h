@@ -17,12 +17,16 @@ enum class ExpertLayout {
   kPerExpert,        ///< three matrices of each expert
   kFused,            ///< experts.gate_up_proj [E, 2I, H], gate rows first, and experts.down_proj [E, H, I]
   kFusedTransposed,  ///< the same as [E, H, 2I] and [E, I, H]
+  kInterleaved,      ///< likewise, but columns of gate and up take turns; biases [E, 2I] and [E, H] beside
+  /// The matrices of kInterleaved in 4 bits, as [out, in]: ..._blocks [E, out, in / 32, 16], two numbers a
+  /// byte, and ..._scales [E, out, in / 32], exponents of two plus 127 (Microscaling Formats, OCP).
+  kMxfp4,
 };
 template <>
 struct EnumNames<ExpertLayout> {
   static const std::vector<std::string>& names() {
-    static const std::vector<std::string> all =
-        names_of_all<ExpertLayout>({"none", "per_expert", "fused", "fused_transposed"});
+    static const std::vector<std::string> all = names_of_all<ExpertLayout>(
+        {"none", "per_expert", "fused", "fused_transposed", "interleaved", "mxfp4"});
     return all;
   }
 };
@@ -30,10 +34,13 @@ struct EnumNames<ExpertLayout> {
 /// Where the values of a parameter are.
 struct TensorSource {
   std::string tensor;       ///< its name in the files
-  std::string scale = {};   ///< the tensor with a factor for each block of an FP8 tensor; empty = none
+  std::string scale = {};   ///< the tensor with a factor for each block of FP8 or 4-bit numbers; empty = none
   i64 expert = -1;          ///< its part of a fused tensor, -1 = the whole tensor
   bool transposed = false;  ///< of the part: it is [in, out]
-  i64 first_row = 0;        ///< of the part, as [out, in]
+  i64 first_row = 0;        ///< of the part, as [out, in] or [out]
+  i64 row_step = 1;         ///< 2 = every second row of it
+  i64 num_rows = 0;         ///< of the parameter
+  bool mxfp4 = false;       ///< the tensor has blocks of 4-bit numbers
 };
 
 struct TensorMap {
@@ -64,6 +71,8 @@ struct FusedNames {
   std::string gate_up, down;
 };
 FusedNames fused_names(i64 layer);
+/// Where the bias of a fused tensor is.
+std::string bias_of_fused(const std::string& fused);
 /// The name of a parameter where experts are fused, which in some families differs.
 std::string name_beside_fused(const ModelConfig& model, const std::string& parameter);
 

@@ -42,7 +42,7 @@ TEST(BadConfig, UnknownFamilyListsTheKnownOnes) {
       config_error(with(small("mixtral"), "model_type", "mixtrl")),
       "[config.json model_type] unknown model family: got \"mixtrl\". Known: mixtral, qwen3_moe, olmoe, "
       "deepseek_v2, deepseek_v3, llama, qwen3, mistral, kimi_k2, qwen2, qwen2_moe, glm4_moe, minimax_m2, "
-      "ernie4_5_moe. Did you mean \"mixtral\"?");
+      "ernie4_5_moe, gpt_oss. Did you mean \"mixtral\"?");
   EXPECT_EQ(config_error(Json::object()).substr(0, 34), "[config.json model_type] missing. ");
 }
 

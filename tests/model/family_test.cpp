@@ -42,7 +42,7 @@ TEST(Families, EachHasARowThatModelsOfItsTypeFind) {
       EXPECT_NE(find_family(row.sparse_type), nullptr);
     }
   }
-  EXPECT_EQ(find_family("gpt_oss"), nullptr);
+  EXPECT_EQ(find_family("granite"), nullptr);
 }
 
 TEST(Families, EveryFamilyHasAFolderThatTransformersMade) {
@@ -99,6 +99,8 @@ TEST(Families, ReleasedModelsHaveTheParametersThatTheirMakersSay) {
                                                                           {"glm-4.5-air", 106, 1},
                                                                           {"minimax-m2", 229, 1.5},
                                                                           {"ernie-4.5-21b-a3b", 21.8, 0.1},
+                                                                          {"gpt-oss-20b", 20.9, 0.05},
+                                                                          {"gpt-oss-120b", 116.8, 0.05},
                                                                           {"qwen1.5-moe-a2.7b", 14.3, 0.05},
                                                                           {"qwen2.5-7b", 7.61, 0.01}};
   for (const auto& [name, total, near] : published)
@@ -121,6 +123,33 @@ TEST(HfConfigQwen2, BiasesAndTheGatedSharedExpert) {
   const ModelConfig window = read(made("qwen2_window"));
   EXPECT_EQ(window.window_of(0), 0);
   EXPECT_EQ(window.window_of(1), 4);
+}
+
+TEST(HfConfigGptOss, WindowsSinksBiasesAndLimits) {
+  const Json config = made("gpt_oss");
+  const ModelConfig model = read(config);
+  EXPECT_TRUE(model.attention_sinks && model.qkv_bias && model.output_bias && model.expert_bias &&
+              model.router_linear_bias);
+  EXPECT_EQ(model.sliding_layer, (std::vector<bool>{true, false, true}));
+  EXPECT_EQ(read(without(config, "layer_types")), model);  // every second layer, from the first on
+  EXPECT_EQ(read(without(config, "swiglu_limit")).swiglu_limit, 7);
+  EXPECT_EQ(read(without(config, "attention_bias")), model);
+  const ModelConfig plain = read(with(config, "attention_bias", false));
+  EXPECT_FALSE(plain.qkv_bias || plain.output_bias);
+  EXPECT_TRUE(plain.expert_bias);
+  // Released files have 0.9 and ask for no logits of routers: transformers adds no loss then.
+  EXPECT_EQ(model.aux_loss_coef, 0.01);
+  EXPECT_EQ(read(without(config, "output_router_logits")).aux_loss_coef, 0);
+  EXPECT_EQ(load_model("gpt-oss-20b").aux_loss_coef, 0);
+}
+
+TEST(HfConfigGptOss, BiasesThatFillNoRowsAreRefusedForTraining) {
+  const ModelConfig model = read(with(made("gpt_oss"), "intermediate_size", 12));
+  ASSERT_EQ(model.unsupported.size(), 1u);
+  EXPECT_EQ(
+      model.unsupported[0],
+      "intermediate_size: got 12, expected a divisor of hidden_size (16) of which twice is a multiple of "
+      "it, as experts have biases");
 }
 
 TEST(HfConfigGlm, HalfOfAHeadTurnsUnlessTheFileSaysOtherwise) {
@@ -245,7 +274,7 @@ TEST(Families, GrowthThatWouldChangeTheFunctionIsRefused) {
 // --- families that are not implemented ---
 
 Json unknown() {
-  return {{"model_type", "gpt_oss"},
+  return {{"model_type", "granite"},
           {"hidden_size", 64},
           {"num_hidden_layers", 4},
           {"num_attention_heads", 8},
@@ -261,7 +290,7 @@ ModelConfig any(const Json& config) { return any_model_from_hf(config, "config.j
 
 TEST(UnknownFamilies, SizesAreReadAndTheModelSaysWhatItAssumes) {
   const ModelConfig model = any(unknown());
-  EXPECT_EQ(model.model_type, "gpt_oss");
+  EXPECT_EQ(model.model_type, "granite");
   EXPECT_EQ(model.hidden, 64);
   EXPECT_EQ(model.num_experts, 8);
   EXPECT_EQ(model.top_k, 2);
@@ -270,7 +299,7 @@ TEST(UnknownFamilies, SizesAreReadAndTheModelSaysWhatItAssumes) {
   EXPECT_EQ(model.key_width(), 32);
   EXPECT_EQ(
       model.assumed,
-      "model_type \"gpt_oss\" is not trained here; sizes read from hidden_size, num_hidden_layers, "
+      "model_type \"granite\" is not trained here; sizes read from hidden_size, num_hidden_layers, "
       "vocab_size, "
       "max_position_embeddings, num_attention_heads, num_key_value_heads, head_dim, num_local_experts, "
       "num_experts_per_tok, intermediate_size; assumed: gated MLPs of three matrices, causal attention to "
@@ -314,11 +343,11 @@ TEST(UnknownFamilies, AMissingSizeIsNamed) {
 TEST(UnknownFamilies, DoNotTrain) {
   const std::string message = error_of<ConfigError>([&] { check_trainable(any(unknown())); });
   EXPECT_TRUE(
-      message.starts_with("[gpt_oss] this model cannot be trained here: model_type: got \"gpt_oss\", "
+      message.starts_with("[granite] this model cannot be trained here: model_type: got \"granite\", "
                           "expected one of mixtral, "))
       << message;
   EXPECT_EQ(config_error(unknown()).substr(0, 64),
-            "[config.json model_type] unknown model family: got \"gpt_oss\". Kn");
+            "[config.json model_type] unknown model family: got \"granite\". Kn");
 }
 
 TEST(UnknownFamilies, ALanguageModelAmongOthersIsRefused) {

@@ -57,6 +57,19 @@ inline ModelConfig tiny_ernie() {
   return m;
 }
 
+/// Attention sinks, windows in some layers, biases of all matrices, an activation with limits.
+inline ModelConfig tiny_gpt_oss() {
+  ModelConfig m = tiny_mixtral();
+  m.name = m.model_type = "gpt_oss";
+  m.expert_hidden = m.hidden / 2;
+  m.qkv_bias = m.output_bias = m.attention_sinks = m.expert_bias = m.router_linear_bias = true;
+  m.swiglu_limit = 0.5, m.swiglu_alpha = 1.702;
+  m.max_positions = 64, m.sliding_window = 2,
+  m.sliding_layer.assign(static_cast<std::size_t>(m.num_layers), true);
+  m.sliding_layer.back() = false;
+  return m;
+}
+
 /// Without experts: biases, and windows in some layers.
 inline ModelConfig tiny_qwen2() {
   ModelConfig m = tiny_llama();
@@ -75,7 +88,7 @@ inline ModelConfig tiny_plain_glm() {
 }
 
 inline std::vector<ModelConfig> newer_models() {
-  return {tiny_qwen2_moe(), tiny_glm(), tiny_plain_glm(), tiny_minimax(), tiny_ernie()};
+  return {tiny_qwen2_moe(), tiny_glm(), tiny_plain_glm(), tiny_minimax(), tiny_ernie(), tiny_gpt_oss()};
 }
 
 /// Of all families with experts.

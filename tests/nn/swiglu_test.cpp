@@ -41,6 +41,36 @@ TEST(Swiglu, PassesNansOn) {
   EXPECT_TRUE(swiglu_forward(in, at::Tensor()).isnan().all().item<bool>());
 }
 
+/// The activation of GPT-OSS from differentiable ops, with numbers on both sides of each limit and on them.
+TEST(Swiglu, WithLimitsEqualsAutograd) {
+  const GatedActivation how{1.5, 1.702};
+  at::Tensor in = wave({40, 24}, 4, 0.731, at::kDouble);
+  in[0][0] = 1.5, in[0][12] = 1.5, in[1][13] = -1.5;
+  in.requires_grad_();
+  at::Tensor weights = wave({40}, 1, 0.37, at::kDouble).requires_grad_();
+  const at::Tensor gate = in.narrow(1, 0, 12).clamp_max(how.limit);
+  const at::Tensor up = in.narrow(1, 12, 12).clamp(-how.limit, how.limit);
+  const at::Tensor expected = (up + 1) * gate * (how.alpha * gate).sigmoid() * weights.unsqueeze(1);
+  const at::Tensor dact = wave({40, 12}, 1, 0.913, at::kDouble);
+  expected.backward(dact);
+  const at::NoGradGuard no_grad;
+  EXPECT_LE(deviation(swiglu_forward(in.detach(), weights.detach(), Path::kAuto, how), expected), 1e-14);
+  const SwigluGradient got =
+      swiglu_backward(in.detach(), weights.detach(), dact, RecomputeAct::kYes, Path::kAuto, how);
+  EXPECT_LE(deviation(got.dgate_up_C2F, in.grad()), 1e-14);
+  EXPECT_LE(deviation(got.dweights_C, weights.grad()), 1e-14);
+  EXPECT_LE(deviation(got.act_CF, expected.detach()), 1e-14);
+  // In 16 bits and in place, as experts have it.
+  const at::Tensor narrow = in.detach().to(at::kBFloat16), d16 = dact.to(at::kBFloat16);
+  const at::Tensor w32 = weights.detach().to(at::kFloat);
+  const SwigluGradient apart = swiglu_backward(narrow, w32, d16, RecomputeAct::kYes, Path::kAuto, how);
+  SwigluGradient in_place{narrow.clone(), d16.clone(), at::empty_like(w32)};
+  swiglu_backward_out(in_place, in_place.dgate_up_C2F, w32, in_place.act_CF, Path::kAuto, how);
+  EXPECT_TRUE(at::equal(in_place.dgate_up_C2F, apart.dgate_up_C2F));
+  EXPECT_TRUE(at::equal(in_place.act_CF, apart.act_CF));
+  EXPECT_LE(deviation(apart.dgate_up_C2F, got.dgate_up_C2F), 3e-2);
+}
+
 /// All rows at once, in the order of operations that every block must have.
 SwigluGradient whole_backward(const at::Tensor& in, const at::Tensor& weights, const at::Tensor& dact_CF) {
   const at::ScalarType wide = in.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;

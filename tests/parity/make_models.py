@@ -21,7 +21,8 @@ import types
 
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 OUT = pathlib.Path(__file__).resolve().parents[1] / "data" / "parity"
 COMMON = dict(vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64,
@@ -71,6 +72,10 @@ MODELS = {
         num_key_value_heads=2, num_hidden_layers=4, intermediate_size=20, moe_intermediate_size=10, moe_num_experts=6,
         moe_k=3, moe_num_shared_experts=2, moe_layer_start_index=1, moe_layer_interval=2,
         tie_word_embeddings=False)),
+    "gpt_oss": ("gpt_oss", "GptOss", dict(
+        num_key_value_heads=2, head_dim=6, num_hidden_layers=3, intermediate_size=8, num_local_experts=6,
+        num_experts_per_tok=3, sliding_window=4, swiglu_limit=0.6, router_aux_loss_coef=0.01,
+        output_router_logits=True)),
 }
 # Of families that transformers reads by the classes of another one: what their config.json says.
 MODEL_TYPES = {"kimi_k2": "kimi_k2", "kimi_k2_other": "kimi_k2"}
@@ -105,6 +110,12 @@ variant("glm4_moe_other", "glm4_moe", attention_bias=False, use_qk_norm=False, p
 variant("minimax_m2_other", "minimax_m2", rotary_dim=6, tie_word_embeddings=True, num_key_value_heads=4)
 variant("ernie4_5_moe_other", "ernie4_5_moe", moe_num_shared_experts=0, moe_layer_start_index=0, moe_layer_end_index=1,
         moe_layer_interval=1, num_hidden_layers=3, tie_word_embeddings=True)
+variant("gpt_oss_other", "gpt_oss", dict(rope_type="default"), attention_bias=False, tie_word_embeddings=True,
+        sliding_window=3, layer_types=["full_attention", "full_attention", "sliding_attention"], swiglu_alpha=1.3,
+        swiglu_limit=1.5, num_key_value_heads=4)
+# Widths of whole blocks of 32, and the experts in 4 bits, as released models have them.
+variant("gpt_oss_mxfp4", "gpt_oss", hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_local_experts=4,
+        num_experts_per_tok=2)
 variant("glm4_moe_yarn", "glm4_moe", dict(
     rope_type="yarn", factor=4.0, original_max_position_embeddings=4096), head_dim=16)
 variant("qwen2_window", "qwen2", use_sliding_window=True, sliding_window=4, max_window_layers=1)
@@ -184,6 +195,36 @@ def step(model, tokens):
                 aux_loss=aux.detach().reshape(1)), {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
 
 
+def by_expert(name, tensor):
+    """Of GPT-OSS, whose columns of gate and up take turns: one tensor for each matrix and bias, as [out, in]."""
+    prefix, kind = name.rsplit(".", 1)
+    parts = {"gate_proj": tensor[..., ::2], "up_proj": tensor[..., 1::2]} if "gate_up" in kind else {
+        "down_proj": tensor}
+    ending = "bias" if kind.endswith("_bias") else "weight"
+    return {f"{prefix}.{e}.{part}.{ending}": one.T.contiguous() if ending == "weight" else one.contiguous()
+            for part, of_all in parts.items() for e, one in enumerate(of_all)}
+
+
+def pack_experts(model, folder):
+    """Replaces the experts' matrices by random 4-bit numbers, in the model and in its files."""
+    generator = torch.Generator().manual_seed(4)
+    stored = load_file(folder / "model.safetensors")
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+                continue
+            experts, inputs, outputs = tensor.shape
+            blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), generator=generator).to(torch.uint8)
+            scales = torch.randint(122, 126, (experts, outputs, inputs // 32), generator=generator).to(torch.uint8)
+            tensor.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+            del stored[name]
+            stored[name + "_blocks"], stored[name + "_scales"] = blocks, scales
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
 def by_file_names(family, tensors):
     """Gradients of fused experts, as the files name them."""
     names = dict(gate="w1", up="w3", down="w2") if family in MIXTRAL_NAMES else \
@@ -193,6 +234,9 @@ def by_file_names(family, tensors):
         if tensor is None:
             raise SystemExit(f"{family}: {name} has no gradient")
         place = name.replace(".mlp.", ".block_sparse_moe.") if family in MIXTRAL_NAMES else name
+        if family == "gpt_oss" and ".experts." in name:
+            out.update(by_expert(name, tensor))
+            continue
         if name.endswith("experts.gate_up_proj"):
             for e, both in enumerate(tensor):
                 gate, up = both.chunk(2, dim=0)
@@ -216,6 +260,8 @@ def make(name):
     folder = OUT / name
     folder.mkdir(parents=True, exist_ok=True)
     plain.save_pretrained(folder)
+    if name.endswith("_mxfp4"):
+        pack_experts(plain, folder)
     if name in MODEL_TYPES:
         described = json.loads((folder / "config.json").read_text())
         described["model_type"] = MODEL_TYPES[name]

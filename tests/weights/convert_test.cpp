@@ -23,6 +23,37 @@ TEST(Convert, ThereAndBackThroughEveryLayoutGivesTheSameFile) {
   }
 }
 
+TEST(Convert, InterleavedExpertsStayAsTransformersWantsThemUnlessAskedOtherwise) {
+  for (const std::string family : {"gpt_oss", "gpt_oss_other"}) {
+    const WorkFolder out;
+    const fs::path source = parity_folder(family), apart = out / "apart", back = out / "back";
+    const ConvertOptions per_expert{.dtype = {}, .layout = ExpertLayout::kPerExpert};
+    const Converted done = convert_folder(source, apart, per_expert);
+    EXPECT_EQ(done.from, ExpertLayout::kInterleaved);
+    EXPECT_EQ(HfWeights(apart, done.model).map().layout, ExpertLayout::kPerExpert);
+    verify_converted(source, apart, per_expert);
+    EXPECT_EQ(convert_folder(apart, back, {}).to, ExpertLayout::kInterleaved);
+    expect_same_tensors(tensors_of(back / "model.safetensors"), tensors_of(source / "model.safetensors"));
+    const std::string error =
+        error_of<ConfigError>([&] { convert_folder(source, out / "no", {.layout = ExpertLayout::kFused}); });
+    EXPECT_TRUE(has_part(error, "[--layout] got fused, which has no place for biases")) << error;
+  }
+}
+
+TEST(Convert, ExpertsOfFourBitsBecomeThoseOfSixteen) {
+  const WorkFolder out;
+  const fs::path source = parity_folder("gpt_oss_mxfp4");
+  EXPECT_EQ(convert_folder(source, out / "bf16", {}).from, ExpertLayout::kMxfp4);
+  verify_converted(source, out / "bf16", {});
+  const Tensors before = read_all(source), after = read_all(out / "bf16");
+  const std::string name = "model.layers.0.mlp.experts.1.up_proj.weight";
+  EXPECT_EQ(after.at(name).scalar_type(), at::kBFloat16);
+  EXPECT_TRUE(at::equal(after.at(name).to(at::kFloat), before.at(name)));  // no bit is lost
+  EXPECT_GT(before.at(name).unique_dim(0).size(0), 1);
+  const Json config = read_json(out / "bf16/config.json");
+  EXPECT_FALSE(config.contains("quantization_config"));
+}
+
 TEST(Convert, WithoutExpertsThereIsOneLayout) {
   for (const std::string& family : kDenseFamilies) {
     const WorkFolder out;

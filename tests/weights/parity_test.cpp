@@ -70,6 +70,11 @@ TEST_P(Parity, Glm4Moe) { check("glm4_moe"); }
 TEST_P(Parity, MiniMaxM2) { check("minimax_m2"); }
 TEST_P(Parity, Ernie45Moe) { check("ernie4_5_moe"); }
 
+/// gpt_oss_mxfp4: experts in 4 bits, as released models have them.
+TEST_P(Parity, GptOss) {
+  for (const char* name : {"gpt_oss", "gpt_oss_other", "gpt_oss_mxfp4"}) check(name);
+}
+
 TEST_P(Parity, DenseFamilies) {
   for (const std::string& family : kDenseFamilies) check(family);
 }

@@ -124,6 +124,33 @@ TEST(Layouts, FewerFusedExpertsThanTheModelHasAreRefused) {
   EXPECT_TRUE(has_part(folder.error(), "got shapes [5, 20, 16] and [5, 16, 10]")) << folder.error();
 }
 
+TEST(Layouts, WhatIsWrongWithInterleavedExpertsIsNamed) {
+  const std::string prefix = "model.layers.1.mlp.experts.";
+  const auto error_of_folder = [&](const char* family, const auto& change) {
+    FolderCopy folder(family);
+    change(folder.tensors);
+    folder.write();
+    return folder.error();
+  };
+  const std::string lost =
+      error_of_folder("gpt_oss", [&](Tensors& all) { all.erase(prefix + "gate_up_proj_bias"); });
+  EXPECT_TRUE(has_part(lost, prefix + "gate_up_proj_bias")) << lost;
+  const std::string turned = error_of_folder("gpt_oss", [&](Tensors& all) {
+    at::Tensor& down = all.at(prefix + "down_proj");
+    down = down.transpose(1, 2).contiguous();
+  });
+  EXPECT_TRUE(has_part(turned, "1 wrong: " + prefix + "down_proj: got shape [6, 16, 8], expected [6, 8, 16]"))
+      << turned;
+  const std::string scales =
+      error_of_folder("gpt_oss_mxfp4", [&](Tensors& all) { all.erase(prefix + "down_proj_scales"); });
+  EXPECT_TRUE(has_part(scales, prefix + "down_proj_scales")) << scales;
+  const std::string dtype = error_of_folder("gpt_oss_mxfp4", [&](Tensors& all) {
+    at::Tensor& blocks = all.at(prefix + "gate_up_proj_blocks");
+    blocks = blocks.to(at::kFloat);
+  });
+  EXPECT_TRUE(has_part(dtype, prefix + "gate_up_proj_blocks: got F32, expected U8")) << dtype;
+}
+
 TEST(Fp8, IsReadAsValueTimesFactorOfItsBlock) {
   FolderCopy folder("deepseek_v3");
   Json config = folder.config();

@@ -47,7 +47,8 @@ MessageShape shape_of(const OpContext& d, i64 count, at::ScalarType dtype) {
   const i64 hidden = d.model.hidden, width = d.model.expert_hidden;
   return {.numbers = 0,
           .values = 0,
-          .tensors = {{dtype, {count, 2 * width, hidden}}, {dtype, {count, hidden, width}}}};
+          .tensors = {{dtype, {count, d.model.gate_up_rows(), hidden}},
+                      {dtype, {count, d.model.down_rows(), width}}}};
 }
 
 void pack_guests(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
@@ -74,6 +75,7 @@ void keep_guests(OpContext& d, const Op& op, Devices, std::vector<Message>& in) 
   guests = {};
   guests.layer = op.layer;
   guests.products = own.products;
+  guests.activation = own.activation;
   std::vector<at::Tensor> gate_up, down;
   for (const Message& message : in) {
     if (message.tensors.empty()) continue;

@@ -1,8 +1,11 @@
 #include <algorithm>
+#include <map>
+#include <utility>
 
 #include "hetermoe/base/words.h"
 #include "hetermoe/train/run/parts.h"
 #include "hetermoe/train/run/run_state.h"
+#include "hetermoe/weights/fused_experts.h"
 #include "hetermoe/weights/hf_export.h"
 
 namespace hetermoe {
@@ -92,6 +95,24 @@ class ExportPart : public RunPart {
                adapter_config(run_.model, *run_.session->lora(), run_.job.train.init_from).dump(2) + "\n");
   }
 
+  /// Shards of all ranks, whose experts rank 0 puts together as the family wants them.
+  std::vector<ShardFile> fuse(const std::filesystem::path& folder, const std::vector<ShardFile>& shards) {
+    std::map<std::string, std::pair<TensorHead, std::shared_ptr<SafetensorsReader>>> all;
+    for (const ShardFile& shard : shards) {
+      const auto file = std::make_shared<SafetensorsReader>(folder / shard.name);
+      for (const TensorHead& head : file->heads()) all[head.name] = {head, file};
+    }
+    std::vector<OutTensor> tensors;
+    for (const ParamInfo& parameter : parameters(run_.model)) {
+      const auto& [head, file] = all.at(parameter.name);
+      tensors.push_back({head, [file = file, name = head.name] { return file->read(name); }});
+    }
+    const std::vector<ShardFile> out =
+        write_shards(folder, "fused", in_layout(run_.model, file_layout(run_.model), std::move(tensors)));
+    for (const ShardFile& shard : shards) std::filesystem::remove(folder / shard.name);
+    return out;
+  }
+
   /// Every rank writes what its devices speak for; rank 0 makes a folder of it.
   void save_weights(const std::filesystem::path& target, i64 steps_done) {
     const std::filesystem::path folder = unfinished_folder(target);
@@ -115,12 +136,19 @@ class ExportPart : public RunPart {
     }
     if (run_.job.train.lora.rank > 0) save_adapters(folder / "adapter");
     if (run_.processes.rank() == 0) {
+      const bool fused = file_layout(run_.model) != ExpertLayout::kPerExpert;
+      if (fused) shards = fuse(folder, shards);
       FolderContents contents{
           .config = with_dtype(
               run_.source ? config_after(run_.model, run_.source->folder()) : to_hf(run_.model), dtype),
           .source = run_.job.train.init_from,
           .origin = {{"steps", steps_done}, {"job", to_json(run_.job)}}};
-      for (const ParamInfo& parameter : parameters(run_.model)) contents.names.push_back(parameter.name);
+      if (fused) {
+        for (const ShardFile& shard : shards)
+          contents.names.insert(contents.names.end(), shard.tensors.begin(), shard.tensors.end());
+      } else {
+        for (const ParamInfo& parameter : parameters(run_.model)) contents.names.push_back(parameter.name);
+      }
       finish_hf_folder(target, shards, contents);
     }
     run_.processes.gather("");
