@@ -67,7 +67,7 @@ int convert(const ConvertArguments& options) {
 std::function<int()> make_convert(Flags& flags) {
   const auto options = std::make_shared<ConvertArguments>();
   flags.add_option("from", options->from, "a Hugging Face folder with weights").required();
-  flags.add_option("to", options->to, "the folder to write").required();
+  flags.add_option("-o,--output,to", options->to, "the folder to write").required();
   flags.add_option("--dtype", options->dtype,
                    "fp32, bf16 or fp16 [default: as it is, FP8 and MXFP4 as bf16]");
   flags.add_option(

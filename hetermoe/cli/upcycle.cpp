@@ -384,7 +384,8 @@ std::function<int()> make_upcycle(Flags& flags) {
           "checkpoint")
       .required();
   flags
-      .add_option("-o,--output", options->to, "the folder to write; of a run: its output folder from then on")
+      .add_option("-o,--output,to", options->to,
+                  "the folder to write; of a run: its output folder from then on")
       .required();
   flags.add_option(
       "--factor", options->factor,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "hetermoe/base/paths.h"
 
@@ -61,16 +62,36 @@ void check_trainable(const ModelConfig& model) {
       list);
 }
 
+namespace {
+
+/// "maker/model", as the Hugging Face hub names models, and no path.
+bool is_name_of_hub(const fs::path& path) {
+  std::error_code code;
+  const fs::path maker = path.parent_path();
+  return path.is_relative() && std::distance(path.begin(), path.end()) == 2 && maker != "." &&
+         maker != ".." && path.extension() != ".json" && !fs::exists(maker, code);
+}
+
+}  // namespace
+
 fs::path find_model(const std::string& name_or_path) {
   std::error_code code;
   const fs::path path(name_or_path);
+  if (is_name_of_hub(path))
+    fail<ConfigError>(
+        name_or_path,
+        "no such file or folder, and models are not fetched from the Hugging Face hub. Download it "
+        "(hf download {} --local-dir DIR) and name that folder",
+        name_or_path);
   if (fs::is_directory(path, code)) {
     if (fs::exists(path / "config.json", code)) return path / "config.json";
     // A folder may happen to be called like a known model ("demo"): the name means the model then.
     const std::vector<std::string> names = known_models();
     if (std::find(names.begin(), names.end(), name_or_path) == names.end()) {
-      fail<ConfigError>(name_or_path,
-                        "this folder holds no config.json, expected a Hugging Face model folder");
+      const bool adapters = fs::exists(path / "adapter_config.json", code);
+      fail<ConfigError>(
+          name_or_path, "this folder holds {}, expected a Hugging Face model folder",
+          adapters ? "adapters: their base is the model, and they are train.lora.from" : "no config.json");
     }
     return configs_folder() / "models" / (name_or_path + ".json");
   }

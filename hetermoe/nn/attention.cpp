@@ -198,8 +198,9 @@ Heads projected_heads(const ModelConfig& model, i64 layer, const Leaves& leaves,
   return gqa_heads(model, leaves, project(model, leaves, normed_TH), head_shape(model, layer, rows), table);
 }
 
-at::Tensor attention_of_heads(const ModelConfig& model, i64 layer, const Heads& heads, i64 first_head,
+at::Tensor attention_of_heads(const ModelConfig& model, i64 layer, const Heads& heads, const SomeHeads& which,
                               const Sequences& sequences) {
+  const i64 first_head = which.first;
   const i64 num_heads = heads.q.size(2), of_group = model.num_heads / model.num_kv_heads;
   const auto whole = [&](const at::Tensor& x) {
     return x.view({-1, sequences.seq_len, x.size(2), x.size(3)});
@@ -211,7 +212,7 @@ at::Tensor attention_of_heads(const ModelConfig& model, i64 layer, const Heads& 
   };
   const bool latent = model.attention == AttentionKind::kMla;
   const AttentionHow how{latent ? score_scale(model) : head_shape(model, layer, sequences).scale(),
-                         latent ? 0 : model.window_of(layer), sequences.documents};
+                         latent ? 0 : model.window_of(layer), sequences.documents, which.sinks};
   return causal_attention(whole(heads.q), whole(shared(heads.k)), whole(shared(heads.v)), how)
       .reshape({heads.q.size(1), num_heads * heads.v.size(3)});
 }

@@ -52,9 +52,13 @@ struct Heads {
 /// Of normed input [T, H], the rows `sequences` say: [1, T, heads, *]. Differentiable.
 Heads projected_heads(const ModelConfig& model, i64 layer, const Leaves& leaves, const at::Tensor& normed_TH,
                       const Sequences& sequences);
-/// Causal attention of some query heads, from the first one of `heads` on, of whole sequences. k and v: of
-/// the key-value heads that these need. [1, T, heads, *]; returns [T, heads * width of v]. Differentiable.
-at::Tensor attention_of_heads(const ModelConfig& model, i64 layer, const Heads& heads, i64 first_head,
+/// Which query heads: those from `first` on, with their sinks where the model has some.
+struct SomeHeads {
+  i64 first = 0;
+  at::Tensor sinks = {};
+};
+/// Causal attention of some query heads, of whole sequences. k and v: of the key-value heads that these need. [1, T, heads, *]; returns [T, heads * width of v]. Differentiable.
+at::Tensor attention_of_heads(const ModelConfig& model, i64 layer, const Heads& heads, const SomeHeads& which,
                               const Sequences& sequences);
 
 /// The last product of attention: of what the heads have made of T tokens. Differentiable.

@@ -154,13 +154,13 @@ at::Tensor gate_up_matrices(const ExpertSlab& slab) { return matrices_of(slab.ga
 at::Tensor down_matrices(const ExpertSlab& slab) { return matrices_of(slab.down, slab.hidden()); }
 
 /// dweights[c] += dout[c] . bias of c's slot: what a weight gets by the bias behind it.
-void add_weight_gradients_(const at::Tensor& dweights_C, const ExpertSlab& slab, const CopyGroups& groups,
+void add_bias_to_dweights_(const at::Tensor& dweights_C, const ExpertSlab& slab, const CopyGroups& groups,
                            const at::Tensor& dout_CD) {
   if (!slab.has_biases()) return;
   const at::Tensor biases = down_biases(slab);
   for (const Chunk& slot : slots_with_copies(groups)) {
     const auto part = [&slot](const at::Tensor& x) { return x.narrow(0, slot.begin, slot.count); };
-    part(dweights_C).add_((part(dout_CD) * biases[slot.slot]).sum(1, false, dweights_C.scalar_type()));
+    part(dweights_C).add_(at::mv(part(dout_CD), biases[slot.slot]));
   }
 }
 
@@ -454,7 +454,7 @@ ExpertsGradient experts_backward(ExpertSlab& slab, const at::Tensor& rows_RD, co
   const std::optional<AllProducts> all = all_at_once(products, slab, groups);
   all ? input_gradients_all(b, slab, groups, *all, weights_C)
       : input_gradients_each(b, slab, groups, weights_C);
-  add_weight_gradients_(b.dweights_C, slab, groups, b.dout_CD);
+  add_bias_to_dweights_(b.dweights_C, slab, groups, b.dout_CD);
   if (left != nullptr) {
     *left = {b.gate_up_C2F, b.act_CF, slab.has_biases() ? weights_C : at::Tensor()};
   } else {

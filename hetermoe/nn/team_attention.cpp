@@ -16,6 +16,8 @@ struct PartGraph {
   std::optional<Leaves> leaves;     // of a projection
   std::vector<at::Tensor> inputs;   // y, or queries, keys and values
   std::vector<at::Tensor> outputs;  // queries, keys and values, or the context
+  at::Tensor sinks;                 // of the heads from first_head on; undefined = there are none
+  i64 first_head = 0;
 };
 
 namespace {
@@ -83,8 +85,8 @@ at::Tensor projection_backward(StateGroup& state, PartGraph& graph, const TokenH
   return grads[0];
 }
 
-ScoresOutput scores_forward(const ModelConfig& model, i64 layer, const TokenHeads& heads, i64 first_head,
-                            const Sequences& sequences, bool keep) {
+ScoresOutput scores_forward(const ModelConfig& model, i64 layer, const StateGroup* sinks,
+                            const TokenHeads& heads, i64 first_head, const Sequences& sequences, bool keep) {
   ScoresOutput out;
   if (keep) out.graph = std::make_shared<PartGraph>();
   if (heads.q.size(1) == 0 || heads.q.size(0) == 0) {
@@ -95,20 +97,35 @@ ScoresOutput scores_forward(const ModelConfig& model, i64 layer, const TokenHead
   const at::AutoGradMode mode(keep);
   const std::vector<at::Tensor> in = detached(list_of(heads), keep);
   const Heads all{in[0].unsqueeze(0), in[1].unsqueeze(0), in[2].unsqueeze(0)};
-  const at::Tensor context = attention_of_heads(model, layer, all, first_head, sequences);
+  at::Tensor own_sinks;
+  if (sinks != nullptr)
+    own_sinks = sinks->value(Weight::kSinks)
+                    .narrow(0, first_head, heads.q.size(1))
+                    .detach()
+                    .requires_grad_(keep && sinks->trainable());
+  const at::Tensor context = attention_of_heads(model, layer, all, {first_head, own_sinks}, sequences);
   out.context_TA = context.detach();
-  if (keep) out.graph->inputs = in, out.graph->outputs = {context};
+  if (keep) {
+    out.graph->inputs = in, out.graph->outputs = {context};
+    out.graph->sinks = own_sinks, out.graph->first_head = first_head;
+  }
   return out;
 }
 
-TokenHeads scores_backward(PartGraph& graph, const at::Tensor& dcontext_TA) {
+TokenHeads scores_backward(StateGroup* sinks, PartGraph& graph, const at::Tensor& dcontext_TA) {
   std::vector<at::Tensor> grads;
   if (graph.outputs.empty()) {
     for (const at::Tensor& x : graph.inputs) grads.push_back(at::empty_like(x));
   } else {
     const at::AutoGradMode mode(true);
-    grads = torch::autograd::grad(graph.outputs, graph.inputs, {dcontext_TA}, /*retain_graph=*/false,
+    std::vector<at::Tensor> wanted = graph.inputs;
+    const bool trains = graph.sinks.defined() && graph.sinks.requires_grad();
+    if (trains) wanted.push_back(graph.sinks);
+    grads = torch::autograd::grad(graph.outputs, wanted, {dcontext_TA}, /*retain_graph=*/false,
                                   /*create_graph=*/false);
+    const c10::NoGradGuard no_grad;
+    if (trains)
+      add_gradient_(sinks->grad(Weight::kSinks).narrow(0, graph.first_head, graph.sinks.size(0)), grads.back());
   }
   return {grads[0], grads[1], grads[2]};
 }

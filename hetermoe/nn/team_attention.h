@@ -32,9 +32,10 @@ struct ScoresOutput {
   std::shared_ptr<PartGraph> graph;  ///< unless !keep
 };
 /// The attention kernel of the query heads from `first_head` on; T tokens are the team's. 0 heads are fine.
-ScoresOutput scores_forward(const ModelConfig& model, i64 layer, const TokenHeads& heads, i64 first_head,
-                            const Sequences& sequences, bool keep);
-/// Gradients of queries, keys and values. graph: used up.
-TokenHeads scores_backward(PartGraph& graph, const at::Tensor& dcontext_TA);
+/// sinks: the state that has them; null = the model has none.
+ScoresOutput scores_forward(const ModelConfig& model, i64 layer, const StateGroup* sinks,
+                            const TokenHeads& heads, i64 first_head, const Sequences& sequences, bool keep);
+/// Gradients of queries, keys and values, and adds those of the sinks. graph: used up.
+TokenHeads scores_backward(StateGroup* sinks, PartGraph& graph, const at::Tensor& dcontext_TA);
 
 }  // namespace hetermoe

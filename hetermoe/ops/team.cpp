@@ -67,7 +67,17 @@ Bytes project_workspace(BufferSizes& s, const Op& op, DeviceId device) {
 
 // --- scores ---
 
+/// Attention sinks are weights. In a device's heads alone, but its state is that of the attention part.
+std::optional<UsedPart> scores_uses(const Op& op, const Placement& placement) {
+  return placement.has_sinks() ? std::optional(UsedPart{UnitPart::kAttention, op.layer}) : std::nullopt;
+}
+
+std::optional<UsedPart> scores_grades(const Op& op, const Placement& placement) {
+  return op.phase == Phase::kBackward ? scores_uses(op, placement) : std::nullopt;
+}
+
 void scores_accesses(AccessList& list) {
+  list.read_params();
   switch (list.op.phase) {
     case Phase::kForward:
       list.read(Buffer::kHeads);
@@ -80,6 +90,7 @@ void scores_accesses(AccessList& list) {
     case Phase::kBackward:
       list.read(Buffer::kSavedScores);
       list.read(Buffer::kDContext);
+      if (list.p.has_sinks()) list.add_grad(UnitPart::kAttention, list.op.layer);
       return list.write(Buffer::kDHeads);
     case Phase::kWeights:
       return;
@@ -186,6 +197,8 @@ const OpRow op_rows::scores = {
     .pricing = Pricing::kScores,
     .accesses = scores_accesses,
     .occurs_in = occurs_in,
+    .uses = scores_uses,
+    .grades = scores_grades,
     .work = scores_work,
     .workspace = scores_workspace,
 };

@@ -46,6 +46,7 @@ Placement::Placement(const Plan& plan, const ModelConfig& model, const StepOptio
       num_hosts_(plan.hosts.empty() ? 0 : 1 + *std::max_element(plan.hosts.begin(), plan.hosts.end())),
       may_move_(static_cast<std::size_t>(model.num_layers) + 1, false),
       states_(make_states(plan, model, options.frozen)) {
+  sinks_ = model.attention_sinks;
   for (i64 l = 0; l < model.num_layers; ++l) moe_.push_back(model.is_moe(l));
   for (NodeId node = 0; node < num_hosts_; ++node) user_of_host_.push_back(user_of_host(plan, node));
   for (DeviceId d = 0; d < static_cast<DeviceId>(plan.hosts.size()); ++d) {

@@ -41,6 +41,8 @@ class Placement {
     return place < num_devices() ? place : user_of_host_[idx(place - num_devices())];
   }
   bool is_moe(i32 layer) const { return moe_[static_cast<std::size_t>(layer)]; }
+  /// The attention kernel uses weights of the attention part (ModelConfig::attention_sinks).
+  bool has_sinks() const { return sinks_; }
   Recompute recompute(i32 group, i32 layer) const { return recompute_of(plan_, group, layer); }
   /// What backward of a layer starts from waits on the hosts: its inputs, and the rows of its experts where
   /// those are not sent again.
@@ -234,6 +236,7 @@ class Placement {
   std::vector<DeviceId> user_of_host_;  // [host]
   std::vector<i32> number_on_host_;     // [device] among those of its host, which follow one another
   std::vector<bool> moe_;
+  bool sinks_ = false;
   std::vector<Stages> stages_;                              // [group]
   std::vector<Stages> backward_stages_;                     // [group] empty = as forward
   std::vector<std::vector<std::vector<DeviceId>>> owners_;  // [group][layer]

@@ -41,10 +41,6 @@ class TeamChecker {
 
   void check(const ShareRow& row) {
     const bool teams = has_teams(row);
-    if (teams && model_.attention_sinks) {
-      fault("model {} has attention sinks, which no team computes: expected no teams", model_.name);
-      return;
-    }
     for (const Share& share : row) {
       if ((share.team >= 0) != teams) {
         fault("device {} is in {} beside devices that are {}, expected teams in all shares or in none",

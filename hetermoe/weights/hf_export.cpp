@@ -4,6 +4,8 @@
 #include <map>
 #include <set>
 
+#include "hetermoe/model/family.h"
+
 namespace hetermoe {
 namespace {
 
@@ -104,8 +106,8 @@ std::vector<std::string> dropped_by_peft(const ModelConfig& model, const Lora& l
   std::vector<std::string> out;
   for (const std::string& matrix : lora.targets) {
     const bool of_expert = matrix.find(".experts.") != std::string::npos;
-    if (model.num_moe_layers() > 0 && !of_expert && matrix.find(".mlp.") != std::string::npos)
-      out.push_back(matrix);
+    const bool beside = model.num_moe_layers() > 0 && matrix.find(".mlp.") != std::string::npos;
+    if (of_expert ? family_of(model).interleaved_experts : beside) out.push_back(matrix);
   }
   return out;
 }

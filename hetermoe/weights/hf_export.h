@@ -20,7 +20,7 @@ std::vector<OutTensor> tensors_to_save(const std::vector<DeviceState*>& states, 
 /// The adapters that these devices speak for, under the names of the PEFT library, in fp32.
 std::vector<OutTensor> adapters_to_save(const std::vector<DeviceState*>& states);
 /// Matrices whose adapters PEFT drops without a word: of shared experts, and of dense MLPs in a model with
-/// experts, whose names end like those of experts.
+/// experts, whose names end like those of experts; of GPT-OSS the experts, too, which are one module there.
 std::vector<std::string> dropped_by_peft(const ModelConfig& model, const Lora& lora);
 /// PEFT's adapter_config.json.
 Json adapter_config(const ModelConfig& model, const Lora& lora, const std::string& base);

@@ -129,7 +129,7 @@ TEST(HfFolders, ConvertVerifiesWhatItWrote) {
   EXPECT_TRUE(json.at("verified").get<bool>());
   EXPECT_EQ(json.at("layout"), "fused");
   EXPECT_EQ(json_of({"inspect", folder / "bf16", "--json"}).at("weights").at("layout"), "fused");
-  const ProgramResult again = run_hetermoe({"convert", folder / "bf16", folder / "bf16"});
+  const ProgramResult again = run_hetermoe({"convert", folder / "bf16", "-o", folder / "bf16"});
   EXPECT_EQ(again.code, 2);
   EXPECT_TRUE(contains(again.err, "is the folder that the weights are read from")) << again.err;
   EXPECT_EQ(run_hetermoe({"convert", folder / "bf16", folder / "x", "--layout", "none"}).code, 2);

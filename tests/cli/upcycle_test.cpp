@@ -80,7 +80,7 @@ TEST(UpcycleCommand, TheLossOfPartlySeenInstancesIsAsPredicted) {
 TEST(UpcycleCommand, AFolderShrinksToWhatItGrewFrom) {
   const WorkFolder folder;
   const std::string job = job_file(folder);
-  json_of("upcycle", {parity_folder("mixtral"), "-o", folder / "wide", "--mode", "wide-k", "--noise", "0"});
+  json_of("upcycle", {parity_folder("mixtral"), folder / "wide", "--mode", "wide-k", "--noise", "0"});
   const Json json = json_of("upcycle", {folder / "wide", "-o", folder / "again", "--factor", "1/2", "--mode",
                                         "wide-k", "--verify", "--measure", "--job", job});
   EXPECT_EQ(json.at("after").at("experts"), 4);

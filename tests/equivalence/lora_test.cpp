@@ -237,7 +237,7 @@ TEST(AdapterMemory, OfAStepIsAsPredictedWithinFivePercent) {
 
 INSTANTIATE_TEST_SUITE_P(Equivalence, Adapters,
                          ::testing::Values("tiny", "tiny-qwen3", "tiny-deepseek-v3", "tiny-qwen2-moe",
-                                           "tiny-ernie", "tiny-gpt-oss"),
+                                           "tiny-gpt-oss"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

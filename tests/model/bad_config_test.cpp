@@ -116,6 +116,16 @@ TEST(BadConfig, ScalingOfRotaryEmbeddings) {
             "[config.json rope_theta] got 1, expected more than 1 with scaling of type yarn");
 }
 
+TEST(BadConfig, ANameOfTheHubSaysHowToGetTheModel) {
+  EXPECT_EQ(
+      error_of<ConfigError>([] { load_model("mistralai/Mixtral-8x7B-v0.1"); }),
+      "[mistralai/Mixtral-8x7B-v0.1] no such file or folder, and models are not fetched from the Hugging "
+      "Face "
+      "hub. Download it (hf download mistralai/Mixtral-8x7B-v0.1 --local-dir DIR) and name that folder");
+  EXPECT_NE(error_of<ConfigError>([] { load_model("./mixtrl"); }).find("no such name in configs/models"),
+            std::string::npos);
+}
+
 TEST(BadConfig, WindowsOfLayers) {
   Json qwen = with(with(small("qwen3"), "use_sliding_window", true), "sliding_window", 16);
   EXPECT_EQ(config_error(with(qwen, "layer_types", {"full_attention"})),

@@ -92,6 +92,8 @@ def check_train(program, name, work):
 
 def check_adapters(program, name, work):
     targets = ["*.self_attn.*_proj*", "*.mlp.*_proj*" if name in DENSE else "*.experts.*"]
+    if name == "gpt_oss":  # whose experts are one module in transformers: PEFT finds no matrix of each
+        targets.pop()
     first, last = train(program, PARITY / name, work, "--train.lora.rank", 4, "--train.lora.targets", ",".join(targets))
     got = ours(program, work / "out", work)
     base = load(PARITY / name)

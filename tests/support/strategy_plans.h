@@ -143,7 +143,7 @@ inline std::vector<NamedPlan> strategy_plans(const ModelConfig& model, const Clu
     team.attention_weights.push_back(1 + d % 3);
     team.head_weights.push_back(d == 1 ? 0 : 1);  // the second has no heads
   }
-  if (!model.attention_sinks) add("sp_ep", make("sp_ep", team));  // which no team computes
+  add("sp_ep", make("sp_ep", team));
   add("pipeline", make_pipeline(model, cluster, request));
   add("alternating", make_alternating(model, cluster, request));
   add("groups", make_two_groups(model, cluster, request));

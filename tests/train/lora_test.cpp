@@ -72,11 +72,56 @@ TEST(LoraRun, ExportsMergedWeightsAndAdaptersOfTheirOwn) {
   for (const auto& [name, value] : read) EXPECT_TRUE(at::equal(value, written.at(name))) << name;
 }
 
+/// From a folder of adapters: what they compute is what the merged model does, and they are what is trained.
+TEST(LoraRun, GoesOnWithAdaptersOfAFolder) {
+  const WorkFolder folder;
+  TinyRun(folder / "base", {{"train.save_hf", folder / "hf"}}).run();
+  const TinyRun::End first =
+      TinyRun(folder / "tuned", adapted({{"train.init_from", folder / "hf"},
+                                         {"train.lora.alpha", "6"},
+                                         {"train.lora.targets", "[\"*.self_attn.*_proj*\"]"},
+                                         {"train.save_hf", folder / "merged"}}))
+          .run();
+  const Settings next = {{"train.init_from", folder / "hf"},
+                         {"train.lora.from", folder / "merged/adapter"},
+                         {"train.steps", "0"}};
+  TinyRun again(folder / "again", next);
+  EXPECT_EQ(again.job.train.lora.rank, 4);
+  EXPECT_EQ(again.job.train.lora.alpha, 6);
+  const TensorsByName values = again.run().values;
+  ASSERT_EQ(values.size(), first.values.size());
+  i64 adapters = 0;
+  for (const auto& [name, value] : values) {
+    EXPECT_TRUE(at::equal(value, first.values.at(name))) << name;
+    adapters += is_adapter(name) ? 1 : 0;
+  }
+  EXPECT_GT(adapters, 0);
+  const auto error_with = [&](Settings more) {
+    more.insert(more.begin(), next.begin(), next.end());
+    return error_of<ConfigError>([&] { TinyRun(folder / "wrong", more); });
+  };
+  EXPECT_NE(error_with({{"train.lora.rank", "8"}}).find("[train.lora.rank] got 8, expected 4"),
+            std::string::npos);
+  EXPECT_NE(error_with({{"train.lora.targets", "[\"*\"]"}}).find("leave it out"), std::string::npos);
+  EXPECT_NE(error_with({{"train.init_from", ""}}).find("without train.init_from"), std::string::npos);
+  EXPECT_NE(error_with({{"train.lora.from", folder / "hf"}}).find("expected adapter_config.json"),
+            std::string::npos);
+  EXPECT_NE(error_of<ConfigError>([&] {
+              load_model(folder / "merged/adapter");
+            }).find("their base is the model, and they are train.lora.from"),
+            std::string::npos);
+  Json config = read_json(folder / "merged/adapter/adapter_config.json");
+  config["use_dora"] = true;
+  write_text(folder / "merged/adapter/adapter_config.json", config.dump());
+  EXPECT_NE(error_with({}).find("use_dora: got true, expected false"), std::string::npos);
+}
+
 /// What PEFT would lose is said at the writing, once.
 TEST(LoraRun, SaysWhatPeftDrops) {
   const WorkFolder folder;
-  const auto told = [&](const std::string& name, const std::string& targets) {
-    TinyRun run(folder / name, adapted({{"model", "tiny-deepseek-v2"},
+  const auto told = [&](const std::string& name, const std::string& targets,
+                        const char* model = "tiny-deepseek-v2") {
+    TinyRun run(folder / name, adapted({{"model", model},
                                         {"train.steps", "1"},
                                         {"train.lora.targets", targets},
                                         {"train.save_hf", folder / (name + "-hf")}}));
@@ -86,11 +131,10 @@ TEST(LoraRun, SaysWhatPeftDrops) {
   };
   const std::vector<std::string> lost = told("shared", "*.shared_experts.*");
   ASSERT_EQ(lost.size(), 1U);
-  EXPECT_NE(lost[0].find("of shared experts and dense MLPs, such as model.layers.1.mlp.shared_experts."),
-            std::string::npos)
-      << lost[0];
+  EXPECT_NE(lost[0].find(", such as model.layers.1.mlp.shared_experts."), std::string::npos) << lost[0];
   EXPECT_NE(lost[0].find("use the merged folder, "), std::string::npos);
   EXPECT_TRUE(told("attention", "*.self_attn.*_proj*").empty());
+  EXPECT_EQ(told("experts", "*.experts.*", "tiny-gpt-oss").size(), 1U);  // one module in transformers
 }
 
 TEST(LoraRun, VerifiesAgainstTheReference) {

@@ -26,14 +26,15 @@ void run_project(OpContext& d, const Op& op) {
 
 void run_scores(OpContext& d, const Op& op) {
   LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
+  StateGroup* sinks = d.model.attention_sinks ? &d.state.attention(op.layer) : nullptr;
   if (op.phase == Phase::kBackward) {
-    slot.team.d_heads = scores_backward(*slot.team.scores, slot.team.d_context);
+    slot.team.d_heads = scores_backward(sinks, *slot.team.scores, slot.team.d_context);
     return;
   }
   const bool forward = op.phase == Phase::kForward;
   const Team team = team_here(d, op);
   const std::vector<i64> documents = document_lengths(d, op.microbatch, team.begin, team.tokens);
-  ScoresOutput out = scores_forward(d.model, op.layer, slot.team.heads, team.of(d.device()).heads.begin,
+  ScoresOutput out = scores_forward(d.model, op.layer, sinks, slot.team.heads, team.of(d.device()).heads.begin,
                                     {d.p.plan().seq_len, documents}, !forward || d.keeps_activations(op));
   slot.team.scores = std::move(out.graph);
   if (forward) slot.team.context = out.context_TA;

@@ -96,7 +96,6 @@ std::vector<DeviceId> devices_of(const Rates& rates, std::size_t first, std::siz
 
 bool may_need_teams(const Rates& rates) {
   const PlanRequest& request = rates.request();
-  if (request.model.attention_sinks) return false;  // no team computes them
   if (request.sequences < request.cluster.num_devices()) return true;
   Bytes most = 0;
   for (std::size_t c = 0; c < rates.num_classes(); ++c) most = std::max(most, rates.usable_memory(c));

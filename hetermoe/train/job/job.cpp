@@ -126,6 +126,10 @@ Job make_job(Json file, const std::string& where, const std::vector<Override>& o
   read_fields(flags, job, "--");
   if (!job.train.init_from.empty() && !file.contains("model") && !flags.contains("model"))
     job.model = job.train.init_from;
+  settle_adapters(job.train, [&](const char* key) {
+    const Json::json_pointer at(std::string("/train/lora/") + key);
+    return file.contains(at) || flags.contains(at);
+  });
   const Json::json_pointer tokenizer("/data/tokenizer");
   if (!file.contains(tokenizer) && !flags.contains(tokenizer)) job.data.tokenizer = usual_tokenizer(job);
   if (job.data.chat_template == "model") job.data.chat_template = model_chat_template(job);

@@ -6,6 +6,7 @@
 #include "hetermoe/model/lora_targets.h"
 #include "hetermoe/placement/placement.h"
 #include "hetermoe/train/job/freeze.h"
+#include "hetermoe/weights/peft_adapter.h"
 
 namespace hetermoe {
 namespace {
@@ -31,6 +32,30 @@ void check_experts(const ModelConfig& model, const std::vector<std::string>& tar
 }
 
 }  // namespace
+
+void settle_adapters(TrainOptions& train, const std::function<bool(const char*)>& given) {
+  LoraOptions& lora = train.lora;
+  if (lora.from.empty()) return;
+  if (train.init_from.empty())
+    fail<ConfigError>("train.lora.from",
+                      "got {} without train.init_from, expected the model that these "
+                      "adapters were trained on",
+                      lora.from);
+  const PeftAdapter adapters(lora.from);
+  const auto take = [&](const char* key, auto& own, const auto& theirs) {
+    if (given(key) && own != theirs)
+      fail<ConfigError>(fmt::format("train.lora.{}", key),
+                        "got {}, expected {}, which the adapters of {} have, "
+                        "or leave it out",
+                        own, theirs, lora.from);
+    own = theirs;
+  };
+  take("rank", lora.rank, adapters.rank());
+  take("alpha", lora.alpha, adapters.alpha());
+  if (given("targets") && lora.targets != adapters.targets())
+    fail<ConfigError>(kTargets, "is given with train.lora.from, whose adapters have theirs: leave it out");
+  lora.targets = adapters.targets();
+}
 
 std::shared_ptr<const Lora> lora_of(const TrainOptions& train, const ModelConfig& model) {
   if (train.lora.rank == 0) return nullptr;

@@ -1,10 +1,15 @@
 #pragma once
+#include <functional>
 #include <memory>
 
 #include "hetermoe/model/lora.h"
 #include "hetermoe/train/job/job.h"
 
 namespace hetermoe {
+
+/// Takes what is not `given` (/train/lora/rank, ...) of train.lora from the adapters of train.lora.from.
+/// Throws ConfigError where what is given is not that of the adapters.
+void settle_adapters(TrainOptions& train, const std::function<bool(const char*)>& given);
 
 /// What train.lora asks for; null = nothing. Throws ConfigError when a pattern matches no matrix that can
 /// have an adapter, or some experts of a layer and not the others, and when train.freeze is given as well.

@@ -11,6 +11,7 @@ struct LoraOptions {
   i64 rank = 0;
   double alpha = 16;
   std::vector<std::string> targets = {};
+  std::string from = {};
   template <class V>
   void fields(V& v) {
     v("rank", rank,
@@ -22,6 +23,9 @@ struct LoraOptions {
       "patterns of names of matrices that have adapters, with * for any text: projections of attention, of "
       "dense and shared MLPs, and of experts. Empty = of attention and of experts, as far as the model has "
       "them");
+    v("from", from,
+      "a folder of adapters to begin with (adapter_config.json of PEFT, or adapter/ of train.save_hf), which "
+      "has rank, alpha and targets; train.init_from is their base. Empty = new ones");
   }
 };
 

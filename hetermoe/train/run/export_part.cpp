@@ -155,10 +155,9 @@ class ExportPart : public RunPart {
     if (run_.job.train.lora.rank > 0 && target == folder_path(run_.job.train.save_hf)) {
       const std::vector<std::string> dropped = dropped_by_peft(run_.model, *run_.session->lora());
       if (!dropped.empty())
-        run_.tell(fmt::format(
-            "PEFT drops without a word the adapters of {} of shared experts and dense MLPs, such as {}: "
-            "use the merged folder, {}",
-            counted(dropped.size(), "matrix"), dropped[0], target.string()));
+        run_.tell(
+            fmt::format("PEFT drops without a word the adapters of {}, such as {}: use the merged folder, {}",
+                        counted(dropped.size(), "matrix"), dropped[0], target.string()));
     }
     run_.tell(fmt::format("wrote {} after {} to {}",
                           counted(parameters(run_.model).size(), "parameter tensor"),

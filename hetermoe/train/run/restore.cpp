@@ -5,6 +5,7 @@
 #include "hetermoe/base/words.h"
 #include "hetermoe/train/checkpoint/resume.h"
 #include "hetermoe/train/run/takeover.h"
+#include "hetermoe/weights/peft_adapter.h"
 
 namespace hetermoe {
 namespace {
@@ -43,6 +44,11 @@ void load_info(RunState& run, const CheckpointInfo& info) {
 void start_weights(RunState& run) {
   if (!run.source) return;
   load_weights(*run.source, run.session->states());
+  const std::string& adapters = run.job.train.lora.from;
+  if (!adapters.empty()) {
+    PeftAdapter(adapters).load(run.session->states());
+    run.tell(fmt::format("goes on with the adapters of {}", adapters));
+  }
   const TensorMap& map = run.source->map();
   run.tell(fmt::format("starts from {}: {} ({}), experts {}", run.job.train.init_from,
                        counted(map.sources.size(), "parameter tensor"),

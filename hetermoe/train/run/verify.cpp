@@ -15,6 +15,7 @@
 #include "hetermoe/train/run/route_replay.h"
 #include "hetermoe/train/run/trainer.h"
 #include "hetermoe/weights/hf_export.h"
+#include "hetermoe/weights/peft_adapter.h"
 
 namespace hetermoe {
 namespace {
@@ -62,6 +63,7 @@ void start_session(Session& session, const Job& job, const ModelConfig& model) {
   const HfWeights weights(job.train.init_from, model);
   check_same_arithmetic(model, weights.folder());
   load_weights(weights, session.states());
+  if (!job.train.lora.from.empty()) PeftAdapter(job.train.lora.from).load(session.states());
 }
 
 /// The reference is computed there, wherever the plan was.
