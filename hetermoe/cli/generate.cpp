@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <iostream>
 #include <memory>
 
@@ -36,27 +37,32 @@ struct FoundModel {
   std::optional<FoundCheckpoint> checkpoint;
 };
 
+/// The job that left the weights: that of a checkpoint, or the one in hetermoe.json; null = there is none.
+Json job_behind(const FoundModel& found) {
+  if (found.checkpoint) return found.checkpoint->info.job;
+  std::ifstream in(found.weights / "hetermoe.json");
+  const Json origin = Json::parse(in, nullptr, /*allow_exceptions=*/false);
+  return origin.is_object() ? origin.value("job", Json()) : Json();
+}
+
 /// A Hugging Face folder, a checkpoint, or the newest checkpoint of a run's output folder.
 FoundModel find_model(const fs::path& folder) {
   const auto tell = [](const std::string& note) { std::cerr << note << std::endl; };
   FoundModel out;
   out.checkpoint = checkpoint_in(folder, tell);
-  const std::optional<FoundCheckpoint>& checkpoint = out.checkpoint;
-  out.weights = checkpoint ? checkpoint->path : folder;
+  out.weights = out.checkpoint ? out.checkpoint->path : folder;
   if (!has_weights(out.weights)) {
     fail<ConfigError>(folder.string(),
                       "has neither weights (config.json and model.safetensors) nor checkpoints of a run");
   }
   out.tokenizer = find_tokenizer(out.weights);
-  if (checkpoint) {
-    const Json& job = checkpoint->info.job;
-    const auto text_at = [&](const char* key, std::string& text) {
-      const Json::json_pointer at(key);
-      if (job.contains(at) && job[at].is_string()) text = job[at].get<std::string>();
-    };
-    text_at("/data/tokenizer", out.tokenizer);
-    text_at("/data/template", out.chat_template);
-  }
+  const Json job = job_behind(out);
+  const auto text_at = [&](const char* key, std::string& text) {
+    const Json::json_pointer at(key);
+    if (job.contains(at) && job[at].is_string()) text = job[at].get<std::string>();
+  };
+  if (out.checkpoint) text_at("/data/tokenizer", out.tokenizer);
+  text_at("/data/template", out.chat_template);
   const bool is_known =
       try_chat_template(out.chat_template) != nullptr || has_chat_template(out.chat_template);
   if (!is_known && has_chat_template(out.weights.string())) out.chat_template = out.weights.string();

@@ -76,13 +76,16 @@ TEST(Generate, AnswersAQuestionAsARunLearned) {
   std::string lines;
   for (int i = 0; i < 40; ++i) lines += kTwoChats;
   const std::string path = folder.file("x.jsonl", lines);
-  const ProgramResult run =
-      run_hetermoe(train_words(folder, {"--data.paths", path, "--data.extensions", "[]", "--data.template",
-                                        "plain", "--train.seq_len", "48", "--train.lora.rank", "2"}));
+  const ProgramResult run = run_hetermoe(train_words(
+      folder, {"--data.paths", path, "--data.extensions", "[]", "--data.template", "plain", "--train.seq_len",
+               "48", "--train.lora.rank", "2", "--train.save_hf", folder / "saved"}));
   ASSERT_EQ(run.code, 0) << run.err;
-  const auto generated = [&](std::vector<std::string> more) {
-    more.insert(more.begin(), {"generate", folder / "run", "--tokens", "2", "--json"});
+  const auto generated_by = [&](const std::string& model, std::vector<std::string> more) {
+    more.insert(more.begin(), {"generate", model, "--tokens", "2", "--json"});
     return run_hetermoe(more);
+  };
+  const auto generated = [&](const std::vector<std::string>& more) {
+    return generated_by(folder / "run", more);
   };
   const ProgramResult asked = generated({"--chat", "--prompt", "a"});
   ASSERT_EQ(asked.code, 0) << asked.err;
@@ -94,6 +97,10 @@ TEST(Generate, AnswersAQuestionAsARunLearned) {
   EXPECT_NEAR(Json::parse(scored.out)["loss"].get<double>(), Json::parse(asked.out)["loss"].get<double>(),
               1e-5);
   EXPECT_TRUE(std::filesystem::exists(folder / "logits.safetensors"));
+  // hetermoe.json of the saved folder names the template, too.
+  const ProgramResult of_saved = generated_by(folder / "saved", {"--chat", "--prompt", "a"});
+  ASSERT_EQ(of_saved.code, 0) << of_saved.err;
+  EXPECT_EQ(Json::parse(of_saved.out)["prompt_tokens"], Json::parse(asked.out)["prompt_tokens"]);
   const ProgramResult none = run_hetermoe({"generate", HM_SOURCE_DIR "/tests/data/parity/olmoe", "--chat",
                                            "--prompt", "x", "--tokenizer", "bytes"});
   EXPECT_EQ(none.code, 2);
