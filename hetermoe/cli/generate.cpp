@@ -8,6 +8,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/printable.h"
+#include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
 #include "hetermoe/data/model_template.h"
 #include "hetermoe/model/lora.h"
@@ -155,6 +156,18 @@ std::vector<i64> prompt_of(const GenerateArguments& options, const Tokenizer* to
   return prompt;
 }
 
+/// Prompt and answer together must have positions that the model has learned; rotary embeddings of kind
+/// dynamic have no last one.
+void check_positions(const ModelConfig& model, i64 prompt, i64 tokens) {
+  const i64 room = model.max_positions - prompt;
+  if (model.max_positions == 0 || tokens <= room || model.rope_scaling.kind == RopeKind::kDynamic) return;
+  fail<ConfigError>("--tokens", "got {} after a prompt of {}, but model {} has {}: expected {}", tokens,
+                    counted(prompt, "token"), model.name, counted(model.max_positions, "position"),
+                    room > 0
+                        ? fmt::format("at most {}, or a shorter prompt", room)
+                        : fmt::format("a prompt of at most {}", counted(model.max_positions - 1, "token")));
+}
+
 /// Logits [vocabulary] after the prompt. Those after each of its tokens are made only to be written.
 at::Tensor read_prompt(Decoder& decoder, const std::vector<i64>& prompt, const GenerateArguments& options) {
   const at::Tensor tokens = at::tensor(prompt, at::kLong);
@@ -207,6 +220,7 @@ int run_generate(const GenerateArguments& options) {
   const std::optional<ChatEncoder> chat = find_chat(options, found, tokenizer.get());
   const ChatEncoder* asked = chat ? &*chat : nullptr;
   const std::vector<i64> prompt = prompt_of(options, tokenizer.get(), asked, model);
+  check_positions(model, static_cast<i64>(prompt.size()), options.tokens);
   ModelState state = read_weights(HfWeights(found.weights, model), model, parse_dtype(options.dtype));
   if (found.checkpoint) merge_adapters(*found.checkpoint, model, state);
   Decoder decoder(model, state, static_cast<i64>(prompt.size()) + options.tokens);

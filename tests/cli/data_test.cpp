@@ -330,5 +330,27 @@ TEST(Generate, AHuggingFaceFolderTakesAPromptOfTokens) {
   EXPECT_TRUE(contains(none.err, "has neither weights")) << none.err;
 }
 
+TEST(Generate, MoreTokensThanTheModelHasPositionsAreRefused) {
+  const auto generated = [&](const std::string& prompt, const std::string& tokens) {
+    return run_hetermoe({"generate", HM_SOURCE_DIR "/tests/data/parity/olmoe", "--prompt-tokens", prompt,
+                         "--tokens", tokens, "--json"});
+  };
+  const ProgramResult most = generated("1,2,3", "61");
+  ASSERT_EQ(most.code, 0) << most.err;
+  const ProgramResult more = generated("1,2,3", "62");
+  EXPECT_EQ(more.code, 2);
+  EXPECT_EQ(more.out, "");
+  EXPECT_EQ(
+      more.err,
+      "[--tokens] got 62 after a prompt of 3 tokens, but model olmoe has 64 positions: expected at most "
+      "61, or a shorter prompt\n");
+  std::string prompt = "1";
+  for (int i = 1; i < 64; ++i) prompt += ",1";
+  const ProgramResult full = generated(prompt, "1");
+  EXPECT_EQ(full.code, 2);
+  EXPECT_TRUE(contains(full.err, "after a prompt of 64 tokens")) << full.err;
+  EXPECT_TRUE(contains(full.err, "expected a prompt of at most 63 tokens")) << full.err;
+}
+
 }  // namespace
 }  // namespace hetermoe
