@@ -133,18 +133,18 @@ std::vector<std::vector<SourceFile>> find_sources(const DataOptions& options) {
 /// Prose that is meant for conversations would be learned as prose.
 void check_conversation_file(const DataOptions& options, const SourceFile& file) {
   if (options.chat_template.empty() || file.kind != FileKind::kText) return;
-  const std::string path = file.path.string();
   if (options.paths.empty())
     fail<ConfigError>("data.paths", "is empty, expected files of conversations for data.template {}",
                       options.chat_template);
   const std::string extension = file.path.extension().string();
   fail<ConfigError>(
-      "data.template", "{} is no file of JSON lines (.jsonl), from which alone conversations are read. {}",
-      path,
-      extension == ".json"
-          ? fmt::format("Make one of an array: `jq -c '.[]' {} > {}l`, and name that", path, path)
-      : file.found ? "Say which files of the folder are meant: data.extensions .jsonl"
-                   : "Write each conversation as a line, or leave out data.template for a text");
+      "data.template",
+      "{} is neither JSON lines (.jsonl) nor an array of objects (.json), from which alone conversations are "
+      "read. {}",
+      file.path.string(),
+      file.found             ? "Say which files of the folder are meant: data.extensions .jsonl"
+      : extension == ".json" ? "Expected [{...}, {...}], with a conversation in each object"
+                             : "Write each conversation as a line, or leave out data.template for a text");
 }
 
 /// Null where all files are tokens and the job names no file of a tokenizer that the program reads.

@@ -41,7 +41,7 @@ struct Dataset {
 /// Reads what data.paths names: one source, or with data.weights one for each path. Throws IoError that names
 /// what cannot be read, InputError for a file that is damaged, ConfigError when there are fewer tokens than a
 /// sequence needs, a file named itself (not found in a folder) is no text, data.template is given for text
-/// that is no JSON lines, or there is text and nothing that makes tokens of it.
+/// that is neither JSON lines nor an array of objects, or there is text and nothing that makes tokens of it.
 Dataset load_dataset(const DataOptions& options, i64 seq_len);
 
 /// One source of tokens in memory, each a byte.

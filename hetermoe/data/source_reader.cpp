@@ -160,7 +160,7 @@ void SourceReader::read_conversations(const SourceFile& file) {
     packer(type_).add(tokens);
     return true;
   };
-  out_.bytes_read += for_each_json_line(lines.bytes(), file.path.string(), take);
+  out_.bytes_read += for_each_json_object(lines.bytes(), file.path.string(), take);
 }
 
 /// Conversations that were made tokens before.

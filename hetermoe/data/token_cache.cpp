@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr i64 kLeastBytes = 1 << 20;  // of text: less is made again as fast as it is found
-constexpr int kFormat = 1;            // of what is kept
+constexpr int kFormat = 2;            // of what is kept, and how files are read
 
 /// Waits until no other process has the file. Without a file system that locks nobody waits.
 class FileLock {

@@ -196,6 +196,23 @@ TEST(LoadDataset, ALineOfJsonWithoutItsFieldIsRefusedWithItsNumber) {
   EXPECT_EQ(refused(first + std::string(1'000'000, '[')), at + "is nested more than 200 levels deep");
 }
 
+TEST(LoadDataset, EachObjectOfAnArrayIsADocumentAndOtherJsonIsText) {
+  const WorkFolder folder;
+  DataOptions options =
+      training_only({folder.file("x.json", R"([ {"text": "ab"}, {"text": "cde", "id": [1]} ])")});
+  options.end_token = '|';
+  EXPECT_EQ(string_of(load_dataset(options, 2).sources[0].all), "ab|cde|");
+  options.json_field = "content";
+  EXPECT_EQ(message_of<InputError>(options, 2),
+            fmt::format("[{} element 1] has no \"content\" but the keys text. Name the key of the text by "
+                        "data.json_field",
+                        folder / "x.json"));
+  for (const char* text : {R"({"text": "ab"})", "[1, 2]", "[]"}) {
+    options.paths = {folder.file("x.json", text)};
+    EXPECT_EQ(string_of(load_dataset(options, 1).sources[0].all), std::string(text) + "|");
+  }
+}
+
 TEST(LoadDataset, FilesOfSeveralKindsBecomeOneSource) {
   const WorkFolder folder;
   MegatronWriter writer(folder / "m", 70000);
