@@ -23,6 +23,7 @@
 #include "hetermoe/train/job/epochs.h"
 #include "hetermoe/train/job/job.h"
 #include "hetermoe/train/job/job_data.h"
+#include "hetermoe/train/job/usual_choices.h"
 #include "hetermoe/train/run/route_recorder.h"
 #include "hetermoe/train/run/route_replay.h"
 #include "hetermoe/train/run/step_balancer.h"
@@ -282,6 +283,7 @@ int dry_run(const Job& asked, bool json) {
     return say_whether_it_fits(result, cluster, json);
   }
   std::cout << training_line(job, model, data) << "\n";
+  for (const std::string& note : usual_notes(job, model)) std::cout << note << "\n";
   print_simulated(result, cluster, assumed_links(job.cluster));
   std::cout << fmt::format(
       "\nthe whole run, {}: {} simulated, {} tokens, {:.3g} times the training text. Nothing was done; "

@@ -1,0 +1,39 @@
+#include "hetermoe/train/job/usual_choices.h"
+
+#include "hetermoe/train/job/job_data.h"
+
+namespace hetermoe {
+namespace {
+
+/// A dense model has nothing for the devices for experts alone that zebra wants.
+bool is_dense(const std::string& name) {
+  try {
+    return load_model(name).num_moe_layers() == 0;
+  } catch (const std::exception&) {
+    return false;  // a model that cannot be read is told where it is needed
+  }
+}
+
+}  // namespace
+
+void settle_usual(const Json& file, const Json& flags, Job& job) {
+  const auto is_written = [&](const char* key) {
+    const Json::json_pointer pointer(key);
+    return file.contains(pointer) || flags.contains(pointer);
+  };
+  if (!job.train.init_from.empty() && !is_written("/model")) job.model = job.train.init_from;
+  if (!is_written("/data/tokenizer")) job.data.tokenizer = usual_tokenizer(job);
+  job.usual.strategy = !is_written("/strategy") && job.plan.file.empty() && is_dense(job.model);
+  if (job.usual.strategy) job.strategy = "ep";
+}
+
+std::vector<std::string> usual_notes(const Job& job, const ModelConfig& model) {
+  std::vector<std::string> out;
+  if (job.usual.strategy) {
+    out.push_back(fmt::format("strategy is {}, the default for a model without experts such as {}",
+                              job.strategy, model.name));
+  }
+  return out;
+}
+
+}  // namespace hetermoe
