@@ -32,5 +32,31 @@ TEST(UsualChoices, ADenseModelHasTheStrategyEpWhereNoneIsWritten) {
   EXPECT_EQ(usual_job({{"model", "nowhere"}}).strategy, "zebra");
 }
 
+TEST(UsualChoices, WeightsThatHaveLearnedHaveASmallerLearningRateUnlessOneIsWritten) {
+  const auto rate = [](const Written& overrides) { return usual_job(overrides).train.learning_rate; };
+  const std::pair<std::string, std::string> init = {"train.init_from", "m"}, lora = {"train.lora.rank", "8"};
+  EXPECT_EQ(rate({{"model", "tiny"}}), 1e-3);
+  EXPECT_EQ(rate({{"model", "tiny"}, lora}), 1e-3);
+  EXPECT_EQ(rate({init}), 5e-5);
+  EXPECT_EQ(rate({init, lora}), 1e-4);
+  EXPECT_EQ(rate({init, {"train.learning_rate", "0.001"}}), 1e-3);
+  EXPECT_EQ(rate({init, lora, {"train.learning_rate", "0"}}), 0);
+  EXPECT_EQ(parse_job("train: {init_from: m, learning_rate: 0.001}", "job.yaml", {}).train.learning_rate,
+            1e-3);
+  EXPECT_EQ(parse_job("train: {init_from: m}", "job.yaml", {}).train.learning_rate, 5e-5);
+  EXPECT_EQ(parse_job(to_json(usual_job({init})).dump(), "job.json", {lora}).train.learning_rate, 5e-5);
+  const ModelConfig model = load_model("tiny");
+  const auto notes = [&](const Written& overrides) { return usual_notes(usual_job(overrides), model); };
+  EXPECT_EQ(
+      notes({init}),
+      (std::vector<std::string>{"train.learning_rate is 5e-05, the default for weights of train.init_from"}));
+  EXPECT_EQ(
+      notes({init, lora}),
+      (std::vector<std::string>{
+          "train.learning_rate is 0.0001, the default for adapters beside weights of train.init_from"}));
+  EXPECT_TRUE(notes({init, {"train.learning_rate", "5e-5"}}).empty());
+  EXPECT_TRUE(notes({{"model", "tiny"}}).empty());
+}
+
 }  // namespace
 }  // namespace hetermoe

@@ -341,7 +341,7 @@ struct BalancerOptions {
 
 /// Values that nobody wrote and that follow from others of the job; not keys of a job themselves.
 struct UsualChoices {
-  bool strategy = false;
+  bool strategy = false, learning_rate = false;
 };
 
 struct Job {

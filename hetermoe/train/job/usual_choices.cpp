@@ -25,6 +25,10 @@ void settle_usual(const Json& file, const Json& flags, Job& job) {
   if (!is_written("/data/tokenizer")) job.data.tokenizer = usual_tokenizer(job);
   job.usual.strategy = !is_written("/strategy") && job.plan.file.empty() && is_dense(job.model);
   if (job.usual.strategy) job.strategy = "ep";
+  job.usual.learning_rate = !is_written("/train/learning_rate");
+  // Weights that have learned would lose it by steps as large as those from scratch.
+  if (job.usual.learning_rate && !job.train.init_from.empty())
+    job.train.learning_rate = job.train.lora.rank > 0 ? 1e-4 : 5e-5;
 }
 
 std::vector<std::string> usual_notes(const Job& job, const ModelConfig& model) {
@@ -32,6 +36,11 @@ std::vector<std::string> usual_notes(const Job& job, const ModelConfig& model) {
   if (job.usual.strategy) {
     out.push_back(fmt::format("strategy is {}, the default for a model without experts such as {}",
                               job.strategy, model.name));
+  }
+  if (job.usual.learning_rate && !job.train.init_from.empty()) {
+    out.push_back(fmt::format("train.learning_rate is {}, the default for {} of train.init_from",
+                              job.train.learning_rate,
+                              job.train.lora.rank > 0 ? "adapters beside weights" : "weights"));
   }
   return out;
 }
