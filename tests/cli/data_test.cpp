@@ -254,6 +254,31 @@ TEST(Simulate, ItsFolderHasAPageWithPlanAndMemory) {
     EXPECT_TRUE(contains(page, part)) << part;
 }
 
+TEST(Simulate, DevicesThatGetNoSequencesAreTold) {
+  const auto simulated = [](std::vector<std::string> more) {
+    more.insert(more.begin(), {"simulate", "--model", "tiny", "--cluster", "o1", "--train.seq_len", "16"});
+    const ProgramResult result = run_hetermoe(more);
+    EXPECT_EQ(result.code, 0) << result.err;
+    return result.out;
+  };
+  const std::string few = simulated({"--train.sequences", "16", "--train.microbatches", "4"});
+  EXPECT_TRUE(
+      contains(few,
+               "\nnote: A40#4, A40#5 get no sequences: a microbatch of 4 sequences is divided among 6 "
+               "devices. Raise train.sequences, lower train.microbatches, or leave them out of "
+               "plan.attention\n"))
+      << few;
+  EXPECT_FALSE(contains(simulated({"--train.sequences", "24", "--train.microbatches", "4"}), "note: "));
+  EXPECT_FALSE(contains(simulated({"--train.sequences", "16", "--train.microbatches", "2"}), "note: "));
+  const std::string slow =
+      simulated({"--plan.attention", "0,1", "--plan.experts", "6,7", "--plan.attention_weights", "1000,1"});
+  EXPECT_TRUE(
+      contains(slow,
+               "note: A40#1 gets no sequences: by the weights of the devices, less than one of a "
+               "microbatch is left. Raise train.sequences, lower train.microbatches, or leave it out"))
+      << slow;
+}
+
 TEST(Train, TimesOfThisCpuAreNeverThoseOfAGpu) {
   const WorkFolder folder;
   const ProgramResult run = run_hetermoe(train_words(folder, {"--train.steps", "1", "--clock.kind", "real"}));
