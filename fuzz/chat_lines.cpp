@@ -27,7 +27,7 @@ void pack(const ChatEncoder& encoder, const std::vector<std::vector<ChatMessage>
 
 void run(const std::string& input) {
   std::vector<std::vector<ChatMessage>> conversations;
-  for_each_json_line(input, "input", [&](const Json& line, const std::string& place) {
+  for_each_json_object(input, "input", [&](const Json& line, const std::string& place) {
     conversations.push_back(conversation_of(line, place));
     return true;
   });

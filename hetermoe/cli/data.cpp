@@ -150,8 +150,8 @@ void print_data(const Dataset& data, const Job& job, const Sample& sample, const
   std::cout << table.str();
   for (const Source& source : data.sources) {
     if (source.num_skipped > 0)
-      std::cout << fmt::format("{}: {} skipped, which hold NUL bytes\n", printable(name_of_source(source)),
-                               counted(source.num_skipped, "file"));
+      std::cout << fmt::format("{}: {}\n", printable(name_of_source(source)),
+                               printable(skipped_text(source.num_skipped, source.skipped)));
     if (source.num_empty > 0)
       std::cout << fmt::format("{}: {} without tokens\n", printable(name_of_source(source)),
                                counted(source.num_empty, "document"));

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <iostream>
 #include <memory>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/printable.h"
+#include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
 #include "hetermoe/data/model_template.h"
 #include "hetermoe/model/lora.h"
@@ -36,27 +38,32 @@ struct FoundModel {
   std::optional<FoundCheckpoint> checkpoint;
 };
 
+/// The job that left the weights: that of a checkpoint, or the one in hetermoe.json; null = there is none.
+Json job_behind(const FoundModel& found) {
+  if (found.checkpoint) return found.checkpoint->info.job;
+  std::ifstream in(found.weights / "hetermoe.json");
+  const Json origin = Json::parse(in, nullptr, /*allow_exceptions=*/false);
+  return origin.is_object() ? origin.value("job", Json()) : Json();
+}
+
 /// A Hugging Face folder, a checkpoint, or the newest checkpoint of a run's output folder.
 FoundModel find_model(const fs::path& folder) {
   const auto tell = [](const std::string& note) { std::cerr << note << std::endl; };
   FoundModel out;
   out.checkpoint = checkpoint_in(folder, tell);
-  const std::optional<FoundCheckpoint>& checkpoint = out.checkpoint;
-  out.weights = checkpoint ? checkpoint->path : folder;
+  out.weights = out.checkpoint ? out.checkpoint->path : folder;
   if (!has_weights(out.weights)) {
     fail<ConfigError>(folder.string(),
                       "has neither weights (config.json and model.safetensors) nor checkpoints of a run");
   }
   out.tokenizer = find_tokenizer(out.weights);
-  if (checkpoint) {
-    const Json& job = checkpoint->info.job;
-    const auto text_at = [&](const char* key, std::string& text) {
-      const Json::json_pointer at(key);
-      if (job.contains(at) && job[at].is_string()) text = job[at].get<std::string>();
-    };
-    text_at("/data/tokenizer", out.tokenizer);
-    text_at("/data/template", out.chat_template);
-  }
+  const Json job = job_behind(out);
+  const auto text_at = [&](const char* key, std::string& text) {
+    const Json::json_pointer at(key);
+    if (job.contains(at) && job[at].is_string()) text = job[at].get<std::string>();
+  };
+  if (out.checkpoint) text_at("/data/tokenizer", out.tokenizer);
+  text_at("/data/template", out.chat_template);
   const bool is_known =
       try_chat_template(out.chat_template) != nullptr || has_chat_template(out.chat_template);
   if (!is_known && has_chat_template(out.weights.string())) out.chat_template = out.weights.string();
@@ -149,6 +156,18 @@ std::vector<i64> prompt_of(const GenerateArguments& options, const Tokenizer* to
   return prompt;
 }
 
+/// Prompt and answer together must have positions that the model has learned; rotary embeddings of kind
+/// dynamic have no last one.
+void check_positions(const ModelConfig& model, i64 prompt, i64 tokens) {
+  const i64 room = model.max_positions - prompt;
+  if (model.max_positions == 0 || tokens <= room || model.rope_scaling.kind == RopeKind::kDynamic) return;
+  fail<ConfigError>("--tokens", "got {} after a prompt of {}, but model {} has {}: expected {}", tokens,
+                    counted(prompt, "token"), model.name, counted(model.max_positions, "position"),
+                    room > 0
+                        ? fmt::format("at most {}, or a shorter prompt", room)
+                        : fmt::format("a prompt of at most {}", counted(model.max_positions - 1, "token")));
+}
+
 /// Logits [vocabulary] after the prompt. Those after each of its tokens are made only to be written.
 at::Tensor read_prompt(Decoder& decoder, const std::vector<i64>& prompt, const GenerateArguments& options) {
   const at::Tensor tokens = at::tensor(prompt, at::kLong);
@@ -201,6 +220,7 @@ int run_generate(const GenerateArguments& options) {
   const std::optional<ChatEncoder> chat = find_chat(options, found, tokenizer.get());
   const ChatEncoder* asked = chat ? &*chat : nullptr;
   const std::vector<i64> prompt = prompt_of(options, tokenizer.get(), asked, model);
+  check_positions(model, static_cast<i64>(prompt.size()), options.tokens);
   ModelState state = read_weights(HfWeights(found.weights, model), model, parse_dtype(options.dtype));
   if (found.checkpoint) merge_adapters(*found.checkpoint, model, state);
   Decoder decoder(model, state, static_cast<i64>(prompt.size()) + options.tokens);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iostream>
+#include <map>
 #include <memory>
 
 #include "hetermoe/base/index.h"
@@ -23,6 +24,7 @@
 #include "hetermoe/train/job/epochs.h"
 #include "hetermoe/train/job/job.h"
 #include "hetermoe/train/job/job_data.h"
+#include "hetermoe/train/job/usual_choices.h"
 #include "hetermoe/train/run/route_recorder.h"
 #include "hetermoe/train/run/route_replay.h"
 #include "hetermoe/train/run/step_balancer.h"
@@ -185,6 +187,50 @@ void print_turns(const Plan& plan) {
   std::cout << table.str() << "\n";
 }
 
+/// "A40#4, A40#5", of many the first.
+std::string names_of(const std::vector<DeviceId>& devices, const Timeline& timeline) {
+  constexpr std::size_t kNamed = 8;
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < std::min(devices.size(), kNamed); ++i)
+    names.push_back(timeline.devices[idx(devices[i])].name);
+  if (devices.size() > kNamed) names.push_back(counted(devices.size() - kNamed, "more device"));
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+/// Which devices hold attention parts of a group and get no sequence of any microbatch, and why; empty =
+/// none.
+std::string without_sequences(const Group& group, const Timeline& timeline) {
+  std::map<DeviceId, i64> sequences;
+  const auto add = [&](const Shares& shares) {
+    for (const ShareRow& row : shares) {
+      for (const Share& share : row) sequences[share.device] += share.sequences;
+    }
+  };
+  add(group.embed), add(group.head);
+  for (const LayerPlacement& layer : group.layers) add(layer.attention), add(layer.attention_backward);
+  std::vector<DeviceId> without;
+  for (const auto& [device, count] : sequences) {
+    if (count == 0) without.push_back(device);
+  }
+  if (without.empty()) return "";
+  const auto is_without = [&](const Share& share) { return sequences[share.device] == 0; };
+  std::size_t devices = 0;  // among which a microbatch is divided
+  for (const LayerPlacement& layer : group.layers) {
+    for (const ShareRow& row : layer.attention)
+      if (std::any_of(row.begin(), row.end(), is_without)) devices = std::max(devices, row.size());
+  }
+  const i64 most = *std::max_element(group.microbatches.begin(), group.microbatches.end());
+  return fmt::format(
+      "{} {} no sequences: {}. Raise train.sequences, lower train.microbatches, or leave {} out of "
+      "plan.attention",
+      names_of(without, timeline), agree(without.size(), "gets", "get"),
+      most < static_cast<i64>(devices)
+          ? fmt::format("a microbatch of {} is divided among {}", counted(most, "sequence"),
+                        counted(devices, "device"))
+          : "by the weights of the devices, less than one of a microbatch is left",
+      without.size() == 1 ? "it" : "them");
+}
+
 void print_simulated(const Simulated& result, const Cluster& cluster, const std::string& assumed) {
   std::cout << fmt::format(
       "{}: {} of {} in {}, {}\n", result.timeline.title, counted(total_sequences(result.plan), "sequence"),
@@ -203,6 +249,10 @@ void print_simulated(const Simulated& result, const Cluster& cluster, const std:
     std::cout << "warning: " << warning << "\n\n";
   print_turns(result.plan);
   print_devices(result, cluster);
+  for (const Group& group : result.plan.groups) {
+    if (const std::string note = without_sequences(group, result.timeline); !note.empty())
+      std::cout << "note: " << note << "\n";
+  }
   std::cout << "\n" << waits_text(result.timeline);
 }
 
@@ -282,6 +332,7 @@ int dry_run(const Job& asked, bool json) {
     return say_whether_it_fits(result, cluster, json);
   }
   std::cout << training_line(job, model, data) << "\n";
+  for (const std::string& note : usual_notes(job, model)) std::cout << note << "\n";
   print_simulated(result, cluster, assumed_links(job.cluster));
   std::cout << fmt::format(
       "\nthe whole run, {}: {} simulated, {} tokens, {:.3g} times the training text. Nothing was done; "

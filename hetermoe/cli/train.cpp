@@ -17,6 +17,7 @@
 #include "hetermoe/report/progress.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/checkpoint/output_lock.h"
+#include "hetermoe/train/checkpoint/resume.h"
 #include "hetermoe/train/growth/growing_job.h"
 #include "hetermoe/train/job/epochs.h"
 #include "hetermoe/train/job/gpu_run.h"
@@ -89,6 +90,15 @@ void preflight(const Job& job, const Processes& processes) {
   }
 }
 
+/// A run that goes on keeps the learning rate with which it began, unless the job writes one.
+void keep_learning_rate(Job& job, const Processes& processes) {
+  if (!job.usual.learning_rate || !job.checkpoint.resume) return;
+  const std::optional<double> before = learning_rate_of_checkpoint(job.output, processes);
+  if (!before) return;
+  job.train.learning_rate = *before;
+  job.usual.learning_rate = false;
+}
+
 /// Runs the job; only rank 0 talks. `begun` is set when a step has ended.
 int train(const TrainArguments& options, Job job, const Processes& processes, bool& begun) {
   const bool talks = processes.rank() == 0;
@@ -106,6 +116,7 @@ int train(const TrainArguments& options, Job job, const Processes& processes, bo
   if (!processes.alone() && job.train.preflight) preflight(job, processes);
   if (const std::string chosen = set_gpu_defaults(job, {job.strategy}, processes); !chosen.empty())
     tell(chosen);
+  keep_learning_rate(job, processes);
   JobOfSteps of_steps = with_steps(std::move(job));
   job = std::move(of_steps.job);
   stop_on_interrupt();

@@ -29,6 +29,9 @@ const std::vector<std::string>& EnumNames<Documents>::names() {
 
 namespace {
 
+/// " of NAME" where there are several sources.
+std::string of_source(const Source& source) { return source.name.empty() ? "" : " of " + source.name; }
+
 constexpr i64 kLookedAt = 1 << 24;  // tokens of a stream that are read before the first step
 
 /// Checks that there are tokens for one sequence. It needs one more than it has, for the last target.
@@ -39,15 +42,15 @@ void check_length(const Source& source, const TokenStream& part, i64 seq_len, co
         "train.seq_len",
         "no conversation of {}{} has a counted answer in its first {}: got {}, {} of them longer. "
         "Raise train.seq_len",
-        counted(source.num_files, "file"), source.name.empty() ? "" : " of " + source.name,
-        counted(seq_len, "token"), counted(source.num_conversations, "conversation"), source.num_cut);
+        counted(source.num_files, "file"), of_source(source), counted(seq_len, "token"),
+        counted(source.num_conversations, "conversation"), source.num_cut);
   }
   fail<ConfigError>("data.paths",
                     "too little text for {}: got {} from {}{}, expected at least {} (train.seq_len + 1). "
-                    "Name more text, or lower train.seq_len{}",
-                    use, counted(part.size(), "token"), counted(source.num_files, "file"),
-                    source.name.empty() ? "" : fmt::format(" of {}", source.name), seq_len + 1,
-                    std::strcmp(use, "validation") == 0 ? ", or set data.validation_share" : "");
+                    "Name more text, or lower train.seq_len{}{}",
+                    use, counted(part.size(), "token"), counted(source.num_files, "file"), of_source(source),
+                    seq_len + 1, std::strcmp(use, "validation") == 0 ? ", or set data.validation_share" : "",
+                    source.num_skipped > 0 ? ". " + skipped_text(source.num_skipped, source.skipped) : "");
 }
 
 /// Conversations are divided where a window ends, and both parts have the token at the cut: it is the last
@@ -133,18 +136,18 @@ std::vector<std::vector<SourceFile>> find_sources(const DataOptions& options) {
 /// Prose that is meant for conversations would be learned as prose.
 void check_conversation_file(const DataOptions& options, const SourceFile& file) {
   if (options.chat_template.empty() || file.kind != FileKind::kText) return;
-  const std::string path = file.path.string();
   if (options.paths.empty())
     fail<ConfigError>("data.paths", "is empty, expected files of conversations for data.template {}",
                       options.chat_template);
   const std::string extension = file.path.extension().string();
   fail<ConfigError>(
-      "data.template", "{} is no file of JSON lines (.jsonl), from which alone conversations are read. {}",
-      path,
-      extension == ".json"
-          ? fmt::format("Make one of an array: `jq -c '.[]' {} > {}l`, and name that", path, path)
-      : file.found ? "Say which files of the folder are meant: data.extensions .jsonl"
-                   : "Write each conversation as a line, or leave out data.template for a text");
+      "data.template",
+      "{} is neither JSON lines (.jsonl) nor an array of objects (.json), from which alone conversations are "
+      "read. {}",
+      file.path.string(),
+      file.found             ? "Say which files of the folder are meant: data.extensions .jsonl"
+      : extension == ".json" ? "Expected [{...}, {...}], with a conversation in each object"
+                             : "Write each conversation as a line, or leave out data.template for a text");
 }
 
 /// Null where all files are tokens and the job names no file of a tokenizer that the program reads.
@@ -245,10 +248,28 @@ const char* token_word(const DataOptions& options) {
   return "byte";
 }
 
+std::string skipped_text(i64 num_skipped, const std::set<std::string>& endings) {
+  if (num_skipped == 0) return "";
+  constexpr std::size_t kNamed = 5;
+  std::vector<std::string> named;
+  for (const std::string& ending : endings) {
+    if (named.size() == kNamed) break;
+    named.push_back(ending.empty() ? "no ending" : ending);
+  }
+  if (endings.size() > kNamed) named.push_back(counted(endings.size() - kNamed, "more ending"));
+  return fmt::format(
+      "{} skipped, which {} NUL bytes: {}{}", counted(num_skipped, "file"),
+      agree(num_skipped, "holds", "hold"), fmt::join(named, ", "),
+      endings.contains(".parquet") ? " (tools/parquet_to_jsonl.py makes JSON lines of Parquet)" : "");
+}
+
 std::string data_line(const Dataset& data, const DataOptions& options) {
   constexpr std::size_t kNamed = 3;
-  i64 files = 0, tokens = 0, read = 0, there = 0;
+  i64 files = 0, tokens = 0, read = 0, there = 0, skipped = 0;
+  std::set<std::string> endings;
   for (const Source& source : data.sources) {
+    skipped += source.num_skipped;
+    endings.insert(source.skipped.begin(), source.skipped.end());
     files += source.num_files, tokens += source.all.size();
     read += source.bytes_read, there += source.bytes_there;
   }
@@ -263,9 +284,9 @@ std::string data_line(const Dataset& data, const DataOptions& options) {
   const std::string of_all = read < there ? fmt::format("from {} of {} of text: data.max_bytes",
                                                         format_bytes(real(read)), format_bytes(real(there)))
                                           : "all there are";
-  return fmt::format("{} ({}): {} tokens, {}; tokenizer {}", where, counted(files, "file"),
-                     format_count(real(tokens)), of_all,
-                     there == 0 ? "that of the files" : options.tokenizer);
+  return fmt::format("{} ({}{}{}): {} tokens, {}; tokenizer {}", where, counted(files, "file"),
+                     skipped > 0 ? "; " : "", skipped_text(skipped, endings), format_count(real(tokens)),
+                     of_all, there == 0 ? "that of the files" : options.tokenizer);
 }
 
 std::vector<std::string> conversation_notes(const Dataset& data) {

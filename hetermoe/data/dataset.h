@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@ struct Source {
   TokenStream train, validation;  ///< parts of it: the validation text is the end
   i64 num_files = 0;
   i64 num_skipped = 0;                  ///< files of folders that hold NUL bytes and so are no text
+  std::set<std::string> skipped;        ///< their endings, as .parquet
   i64 num_empty = 0;                    ///< documents without tokens
   i64 bytes_read = 0, bytes_there = 0;  ///< of its files of text: data.max_bytes may leave out some
   /// Conversations in windows of train.seq_len: how many, longer ones, and of these those left out because no
@@ -41,7 +43,7 @@ struct Dataset {
 /// Reads what data.paths names: one source, or with data.weights one for each path. Throws IoError that names
 /// what cannot be read, InputError for a file that is damaged, ConfigError when there are fewer tokens than a
 /// sequence needs, a file named itself (not found in a folder) is no text, data.template is given for text
-/// that is no JSON lines, or there is text and nothing that makes tokens of it.
+/// that is neither JSON lines nor an array of objects, or there is text and nothing that makes tokens of it.
 Dataset load_dataset(const DataOptions& options, i64 seq_len);
 
 /// One source of tokens in memory, each a byte.
@@ -49,6 +51,10 @@ Dataset byte_dataset(std::vector<std::uint8_t> train, std::vector<std::uint8_t> 
 
 /// In what losses are counted: "byte", or "token" where a file of tokens or another tokenizer makes them.
 const char* token_word(const DataOptions& options);
+
+/// "2 files skipped, which hold NUL bytes: .gz, .parquet", and what makes text of them where that is known;
+/// empty = no file was skipped.
+std::string skipped_text(i64 num_skipped, const std::set<std::string>& endings);
 
 /// Where the data come from, what makes their tokens, and how much of them was read: one line.
 std::string data_line(const Dataset& data, const DataOptions& options);

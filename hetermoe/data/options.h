@@ -31,9 +31,9 @@ struct DataOptions {
   template <class V>
   void fields(V& v) {
     v("paths", paths,
-      "files or folders: text, JSON lines (.jsonl, .jsonl.gz), tokens of Megatron (.idx with .bin) or llm.c "
-      "(.bin): "
-      "docs/data.md; empty = the Python standard library of this machine");
+      "files or folders: text, JSON lines (.jsonl, .jsonl.gz), a JSON array of objects (.json), tokens of "
+      "Megatron (.idx with .bin) or llm.c (.bin): docs/data.md; empty = the Python standard library of this "
+      "machine");
     v("weights", weights,
       "how often sequences are drawn from each of data.paths, as [3, 1]; empty = all paths are one source, "
       "read one after the other",
@@ -53,9 +53,10 @@ struct DataOptions {
       "Hugging Face folder, which has one. Where the job gives none, it is that of the folder of "
       "train.init_from, model or "
       "data.template, if one of them is a folder. Files of tokens have theirs");
-    v("json_field", json_field, "key of the text in each line of JSON lines");
+    v("json_field", json_field, "key of the text in each line of JSON lines, or in each object of an array");
     v("template", chat_template,
-      "lines of JSON are conversations, rendered by this template: model (that of the folder of "
+      "lines of JSON, and objects of an array, are conversations, rendered by this template: model (that of "
+      "the folder of "
       "train.init_from, model or data.tokenizer), a folder whose tokenizer_config.json or "
       "chat_template.jinja has one, qwen3, chatml, llama3.1, llama3, mistral, deepseek-v2, deepseek-v3, or "
       "plain; empty = they are texts: docs/data.md");

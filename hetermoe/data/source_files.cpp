@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 
+#include "hetermoe/data/json_lines.h"
 #include "hetermoe/data/lines_file.h"
 #include "hetermoe/data/token_files.h"
 
@@ -29,17 +30,25 @@ bool is_add_on_folder(const fs::path& path) {
   return name == "site-packages" || name == "dist-packages";
 }
 
-bool begins_as_llmc(const fs::path& path) {
+/// At most 1 KiB.
+std::string begin_of(const fs::path& path) {
   std::string head(1024, '\0');
   std::ifstream in(path, std::ios::binary);
   in.read(head.data(), static_cast<std::streamsize>(head.size()));
-  return in && is_llmc(head);
+  head.resize(static_cast<std::size_t>(in.gcount()));
+  return head;
+}
+
+bool begins_as_llmc(const fs::path& path) {
+  const std::string head = begin_of(path);
+  return head.size() == 1024 && is_llmc(head);
 }
 
 FileKind kind_of(const fs::path& path) {
   const std::string end = (is_gzip(path) ? path.stem() : path).extension().string();
   if (end == ".jsonl" || end == ".ndjson") return FileKind::kJsonLines;
   if (is_gzip(path)) return FileKind::kText;  // which it is not: it has NUL bytes
+  if (end == ".json" && is_file(path) && begins_as_json_array(begin_of(path))) return FileKind::kJsonLines;
   if (end == ".idx") return FileKind::kMegatron;
   if (end == ".bin" && is_file(path) && begins_as_llmc(path)) return FileKind::kLlmc;
   return FileKind::kText;

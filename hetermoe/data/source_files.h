@@ -7,6 +7,7 @@
 
 namespace hetermoe {
 
+/// kJsonLines: objects of JSON, on lines or in an array.
 enum class FileKind { kText, kJsonLines, kMegatron, kLlmc };
 
 /// Not yet tokens.

@@ -92,9 +92,16 @@ void SourceReader::read_text_file(const SourceFile& file) {
     out_.bytes_read += bytes_ - before;
     return;
   }
-  if (!file.found)
-    fail<IoError>("data.paths", "{} is no text: it has a NUL byte, expected text", file.path.string());
+  const std::string ending = file.path.extension().string();
+  if (!file.found) {
+    fail<IoError>("data.paths", "{} is no text: it has a NUL byte, expected text{}", file.path.string(),
+                  ending == ".parquet" ? ". tools/parquet_to_jsonl.py makes JSON lines of it"
+                  : ending == ".gz"
+                      ? ". Unpack it by gunzip: of packed files only JSON lines (.jsonl.gz) are read"
+                      : "");
+  }
   ++out_.num_skipped;
+  out_.skipped.insert(ending);
   out_.bytes_there -= size_of(file.path);
 }
 
@@ -160,7 +167,7 @@ void SourceReader::read_conversations(const SourceFile& file) {
     packer(type_).add(tokens);
     return true;
   };
-  out_.bytes_read += for_each_json_line(lines.bytes(), file.path.string(), take);
+  out_.bytes_read += for_each_json_object(lines.bytes(), file.path.string(), take);
 }
 
 /// Conversations that were made tokens before.

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr i64 kLeastBytes = 1 << 20;  // of text: less is made again as fast as it is found
-constexpr int kFormat = 1;            // of what is kept
+constexpr int kFormat = 2;            // of what is kept, and how files are read
 
 /// Waits until no other process has the file. Without a file system that locks nobody waits.
 class FileLock {
@@ -50,6 +50,7 @@ Json stamp_of(const fs::path& path) {
 
 struct Numbers {
   i64 num_files = 0, num_skipped = 0, num_empty = 0, bytes_read = 0, bytes_there = 0;
+  std::vector<std::string> skipped;
   template <class V>
   void fields(V& v) {
     v("num_files", num_files, "");
@@ -57,6 +58,7 @@ struct Numbers {
     v("num_empty", num_empty, "");
     v("bytes_read", bytes_read, "");
     v("bytes_there", bytes_there, "");
+    v("skipped", skipped, "");
   }
 };
 
@@ -76,6 +78,7 @@ std::optional<Source> kept(const fs::path& prefix, const Json& identity) {
     Source out;
     out.all.append(tokens, read->starts);
     out.num_files = numbers.num_files, out.num_skipped = numbers.num_skipped;
+    out.skipped = {numbers.skipped.begin(), numbers.skipped.end()};
     out.num_empty = numbers.num_empty;
     out.bytes_read = numbers.bytes_read, out.bytes_there = numbers.bytes_there;
     return out;
@@ -96,8 +99,9 @@ void keep(const fs::path& prefix, const Json& identity, const Source& source, i6
   }
   writer.finish();
   for (const char* ending : {".bin", ".idx"}) fs::rename(part + ending, prefix.string() + ending);
-  const Numbers numbers = {source.num_files, source.num_skipped, source.num_empty, source.bytes_read,
-                           source.bytes_there};
+  const Numbers numbers = {source.num_files,   source.num_skipped,
+                           source.num_empty,   source.bytes_read,
+                           source.bytes_there, {source.skipped.begin(), source.skipped.end()}};
   const Json json = {{"identity", identity}, {"numbers", write_fields(numbers)}};
   write_text(prefix.string() + ".json", json.dump() + "\n");
 }

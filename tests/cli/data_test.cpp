@@ -76,13 +76,16 @@ TEST(Generate, AnswersAQuestionAsARunLearned) {
   std::string lines;
   for (int i = 0; i < 40; ++i) lines += kTwoChats;
   const std::string path = folder.file("x.jsonl", lines);
-  const ProgramResult run =
-      run_hetermoe(train_words(folder, {"--data.paths", path, "--data.extensions", "[]", "--data.template",
-                                        "plain", "--train.seq_len", "48", "--train.lora.rank", "2"}));
+  const ProgramResult run = run_hetermoe(train_words(
+      folder, {"--data.paths", path, "--data.extensions", "[]", "--data.template", "plain", "--train.seq_len",
+               "48", "--train.lora.rank", "2", "--train.save_hf", folder / "saved"}));
   ASSERT_EQ(run.code, 0) << run.err;
-  const auto generated = [&](std::vector<std::string> more) {
-    more.insert(more.begin(), {"generate", folder / "run", "--tokens", "2", "--json"});
+  const auto generated_by = [&](const std::string& model, std::vector<std::string> more) {
+    more.insert(more.begin(), {"generate", model, "--tokens", "2", "--json"});
     return run_hetermoe(more);
+  };
+  const auto generated = [&](const std::vector<std::string>& more) {
+    return generated_by(folder / "run", more);
   };
   const ProgramResult asked = generated({"--chat", "--prompt", "a"});
   ASSERT_EQ(asked.code, 0) << asked.err;
@@ -94,6 +97,10 @@ TEST(Generate, AnswersAQuestionAsARunLearned) {
   EXPECT_NEAR(Json::parse(scored.out)["loss"].get<double>(), Json::parse(asked.out)["loss"].get<double>(),
               1e-5);
   EXPECT_TRUE(std::filesystem::exists(folder / "logits.safetensors"));
+  // hetermoe.json of the saved folder names the template, too.
+  const ProgramResult of_saved = generated_by(folder / "saved", {"--chat", "--prompt", "a"});
+  ASSERT_EQ(of_saved.code, 0) << of_saved.err;
+  EXPECT_EQ(Json::parse(of_saved.out)["prompt_tokens"], Json::parse(asked.out)["prompt_tokens"]);
   const ProgramResult none = run_hetermoe({"generate", HM_SOURCE_DIR "/tests/data/parity/olmoe", "--chat",
                                            "--prompt", "x", "--tokenizer", "bytes"});
   EXPECT_EQ(none.code, 2);
@@ -247,6 +254,31 @@ TEST(Simulate, ItsFolderHasAPageWithPlanAndMemory) {
     EXPECT_TRUE(contains(page, part)) << part;
 }
 
+TEST(Simulate, DevicesThatGetNoSequencesAreTold) {
+  const auto simulated = [](std::vector<std::string> more) {
+    more.insert(more.begin(), {"simulate", "--model", "tiny", "--cluster", "o1", "--train.seq_len", "16"});
+    const ProgramResult result = run_hetermoe(more);
+    EXPECT_EQ(result.code, 0) << result.err;
+    return result.out;
+  };
+  const std::string few = simulated({"--train.sequences", "16", "--train.microbatches", "4"});
+  EXPECT_TRUE(
+      contains(few,
+               "\nnote: A40#4, A40#5 get no sequences: a microbatch of 4 sequences is divided among 6 "
+               "devices. Raise train.sequences, lower train.microbatches, or leave them out of "
+               "plan.attention\n"))
+      << few;
+  EXPECT_FALSE(contains(simulated({"--train.sequences", "24", "--train.microbatches", "4"}), "note: "));
+  EXPECT_FALSE(contains(simulated({"--train.sequences", "16", "--train.microbatches", "2"}), "note: "));
+  const std::string slow =
+      simulated({"--plan.attention", "0,1", "--plan.experts", "6,7", "--plan.attention_weights", "1000,1"});
+  EXPECT_TRUE(
+      contains(slow,
+               "note: A40#1 gets no sequences: by the weights of the devices, less than one of a "
+               "microbatch is left. Raise train.sequences, lower train.microbatches, or leave it out"))
+      << slow;
+}
+
 TEST(Train, TimesOfThisCpuAreNeverThoseOfAGpu) {
   const WorkFolder folder;
   const ProgramResult run = run_hetermoe(train_words(folder, {"--train.steps", "1", "--clock.kind", "real"}));
@@ -321,6 +353,28 @@ TEST(Generate, AHuggingFaceFolderTakesAPromptOfTokens) {
   const ProgramResult none = run_hetermoe({"generate", HM_SOURCE_DIR "/tests"});
   EXPECT_EQ(none.code, 2);
   EXPECT_TRUE(contains(none.err, "has neither weights")) << none.err;
+}
+
+TEST(Generate, MoreTokensThanTheModelHasPositionsAreRefused) {
+  const auto generated = [&](const std::string& prompt, const std::string& tokens) {
+    return run_hetermoe({"generate", HM_SOURCE_DIR "/tests/data/parity/olmoe", "--prompt-tokens", prompt,
+                         "--tokens", tokens, "--json"});
+  };
+  const ProgramResult most = generated("1,2,3", "61");
+  ASSERT_EQ(most.code, 0) << most.err;
+  const ProgramResult more = generated("1,2,3", "62");
+  EXPECT_EQ(more.code, 2);
+  EXPECT_EQ(more.out, "");
+  EXPECT_EQ(
+      more.err,
+      "[--tokens] got 62 after a prompt of 3 tokens, but model olmoe has 64 positions: expected at most "
+      "61, or a shorter prompt\n");
+  std::string prompt = "1";
+  for (int i = 1; i < 64; ++i) prompt += ",1";
+  const ProgramResult full = generated(prompt, "1");
+  EXPECT_EQ(full.code, 2);
+  EXPECT_TRUE(contains(full.err, "after a prompt of 64 tokens")) << full.err;
+  EXPECT_TRUE(contains(full.err, "expected a prompt of at most 63 tokens")) << full.err;
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <sstream>
 
 #include "hetermoe/nn/reference.h"
@@ -81,6 +82,29 @@ TEST(HfFolders, AMixedClusterTrainsFromOneAndLeavesOne) {
     EXPECT_TRUE(seen.at("weights").at("complete").get<bool>());
     EXPECT_EQ(seen.at("model_type"), family);
   }
+}
+
+TEST(HfFolders, ARunThatGoesOnKeepsTheLearningRateOfItsCheckpoint) {
+  const WorkFolder folder;
+  // `written`: by the job; empty = nothing.
+  const auto rate_of = [&](const std::string& steps, const std::string& written) {
+    std::vector<std::string> train =
+        words(folder, "mixtral", {"--train.steps", steps, "--checkpoint.every", "1"});
+    const auto key = std::find(train.begin(), train.end(), "--train.learning_rate");
+    if (written.empty())
+      train.erase(key, key + 2);
+    else
+      *(key + 1) = written;
+    const ProgramResult result = run_hetermoe(train);
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_EQ(contains(result.out, "train.learning_rate is 5e-05, the default"), steps == "4") << result.out;
+    return read_json(folder / "run/job.json").at("train").at("learning_rate").get<double>();
+  };
+  EXPECT_EQ(rate_of("1", "0.002"), 0.002);
+  EXPECT_EQ(rate_of("2", ""), 0.002);
+  EXPECT_EQ(rate_of("3", "0.001"), 0.001);
+  fs::remove_all(folder / "run");
+  EXPECT_EQ(rate_of("4", ""), 5e-5);
 }
 
 TEST(HfFolders, VerifyChecksAPlanWithTheWeightsOfTheFolder) {

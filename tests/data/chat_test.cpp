@@ -370,14 +370,17 @@ TEST(Conversations, AreReadFromJsonLinesAlone) {
   const auto refused = [&](const std::string& path) {
     return error_of<ConfigError>([&] { load_dataset(options_of(path), 24); });
   };
-  const std::string array = folder.file("in/alpaca.json", R"([{"instruction": "a", "output": "b"}])");
-  const std::string begin = "[data.template] " + array +
-                            " is no file of JSON lines (.jsonl), from which alone conversations are read. ";
-  EXPECT_EQ(refused(array),
-            begin + "Make one of an array: `jq -c '.[]' " + array + " > " + array + "l`, and name that");
-  EXPECT_EQ(refused(folder / "in"), refused(array));
+  for (const char* text :
+       {R"({"instruction": "a", "output": "b"})", "[]", R"([1, {"instruction": "a"}])", ""}) {
+    const std::string object = folder.file("in/object.json", text);
+    EXPECT_EQ(refused(object),
+              "[data.template] " + object +
+                  " is neither JSON lines (.jsonl) nor an array of objects (.json), from which alone "
+                  "conversations are read. Expected [{...}, {...}], with a conversation in each object");
+    EXPECT_NE(refused(folder / "in").find("object.json is neither"), std::string::npos);
+  }
   const std::string prose = folder.file("a.txt", "prose");
-  EXPECT_NE(refused(prose).find("a.txt is no file of JSON lines (.jsonl)"), std::string::npos);
+  EXPECT_NE(refused(prose).find("a.txt is neither JSON lines (.jsonl) nor"), std::string::npos);
   EXPECT_NE(refused(folder.path().string()).find("data.extensions .jsonl"), std::string::npos);
   DataOptions nothing = options_of("");
   nothing.paths = {};

@@ -128,6 +128,33 @@ TEST(LoadDataset, BinaryFilesOfAFolderAreSkippedButNamedOnesAreErrors) {
             "[data.paths] " + binary + " is no text: it has a NUL byte, expected text");
 }
 
+TEST(LoadDataset, BinaryFilesAreToldByTheirEndingsWithWhatMakesTextOfThem) {
+  const WorkFolder folder;
+  const std::string nul = std::string("ab\0c", 4);
+  const std::string parquet = folder.file("in/a.parquet", nul), packed = folder.file("x.txt.gz", nul);
+  const std::string of_nul = " is no text: it has a NUL byte, expected text. ";
+  EXPECT_EQ(message_of<IoError>(training_only({parquet}), 4),
+            "[data.paths] " + parquet + of_nul + "tools/parquet_to_jsonl.py makes JSON lines of it");
+  EXPECT_EQ(message_of<IoError>(training_only({packed}), 4),
+            "[data.paths] " + packed + of_nul +
+                "Unpack it by gunzip: of packed files only JSON lines (.jsonl.gz) are read");
+  folder.file("in/b.parquet", nul);
+  DataOptions options = training_only({folder / "in"});
+  const std::string skipped =
+      "2 files skipped, which hold NUL bytes: .parquet (tools/parquet_to_jsonl.py makes JSON lines of "
+      "Parquet)";
+  EXPECT_EQ(message_of<ConfigError>(options, 4),
+            "[data.paths] too little text for training: got 0 tokens from 0 files, expected at least 5 "
+            "(train.seq_len + 1). Name more text, or lower train.seq_len. " +
+                skipped);
+  folder.file("in/c.txt", "some text");
+  EXPECT_EQ(data_line(load_dataset(options, 4), options),
+            (folder / "in") + " (1 file; " + skipped + "): 9 tokens, all there are; tokenizer bytes");
+  EXPECT_EQ(skipped_text(7, {"", ".a", ".b", ".c", ".d", ".e", ".f"}),
+            "7 files skipped, which hold NUL bytes: no ending, .a, .b, .c, .d, 2 more endings");
+  EXPECT_EQ(skipped_text(1, {".png"}), "1 file skipped, which holds NUL bytes: .png");
+}
+
 TEST(LoadDataset, WhatCannotBeReadIsNamed) {
   EXPECT_EQ(message_of<IoError>(training_only({"/no/such/text"}), 4),
             "[data.paths] cannot read /no/such/text: no such file or folder");
@@ -194,6 +221,23 @@ TEST(LoadDataset, ALineOfJsonWithoutItsFieldIsRefusedWithItsNumber) {
   EXPECT_EQ(refused(first + "{\"text\": \"b\"\n"),
             at + "is no JSON in UTF-8, expected an object on each line");
   EXPECT_EQ(refused(first + std::string(1'000'000, '[')), at + "is nested more than 200 levels deep");
+}
+
+TEST(LoadDataset, EachObjectOfAnArrayIsADocumentAndOtherJsonIsText) {
+  const WorkFolder folder;
+  DataOptions options =
+      training_only({folder.file("x.json", R"([ {"text": "ab"}, {"text": "cde", "id": [1]} ])")});
+  options.end_token = '|';
+  EXPECT_EQ(string_of(load_dataset(options, 2).sources[0].all), "ab|cde|");
+  options.json_field = "content";
+  EXPECT_EQ(message_of<InputError>(options, 2),
+            fmt::format("[{} element 1] has no \"content\" but the keys text. Name the key of the text by "
+                        "data.json_field",
+                        folder / "x.json"));
+  for (const char* text : {R"({"text": "ab"})", "[1, 2]", "[]"}) {
+    options.paths = {folder.file("x.json", text)};
+    EXPECT_EQ(string_of(load_dataset(options, 1).sources[0].all), std::string(text) + "|");
+  }
 }
 
 TEST(LoadDataset, FilesOfSeveralKindsBecomeOneSource) {

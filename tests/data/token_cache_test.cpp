@@ -52,8 +52,8 @@ void expect_same(const Dataset& a, const Dataset& b) {
   EXPECT_EQ(p, q);
   EXPECT_EQ(a.checksum(), b.checksum());
   EXPECT_EQ(x.train.size(), y.train.size());
-  EXPECT_EQ(std::tie(x.num_files, x.num_skipped, x.num_empty, x.bytes_read, x.bytes_there),
-            std::tie(y.num_files, y.num_skipped, y.num_empty, y.bytes_read, y.bytes_there));
+  EXPECT_EQ(std::tie(x.num_files, x.num_skipped, x.skipped, x.num_empty, x.bytes_read, x.bytes_there),
+            std::tie(y.num_files, y.num_skipped, y.skipped, y.num_empty, y.bytes_read, y.bytes_there));
 }
 
 TEST(TokenCache, WhatWasKeptIsWhatIsMade) {

@@ -94,7 +94,7 @@ TEST(DenseModels, StrategiesWithDevicesForExpertsAloneRefuseThem) {
     EXPECT_EQ(error_of<ConfigError>([&] { strategy.make(tiny_llama(), cluster, dense_request()); }),
               "[strategy " + strategy.name +
                   "] model llama has no experts, so the devices for experts alone would have nothing to do: "
-                  "expected single, ep, ep-overlap or pp-ep");
+                  "expected one of single, ep, ep-overlap, pp-ep, sp-ep");
   }
 }
 

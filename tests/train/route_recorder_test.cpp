@@ -200,6 +200,34 @@ TEST(RouteCollector, JoinsPartsOfSequences) {
   EXPECT_TRUE(at::equal(whole.second, in_parts.second));
 }
 
+TEST(RouteRecorder, SaysThatATraceIsWrittenAnewOnlyWhereItIs) {
+  const WorkFolder folder;
+  const auto notes = [&](const std::string& text) {
+    const std::string path = folder.file("x.routes", text);
+    const TinyRun rig(folder / "run",
+                      {{"routing.record", path}, {"train.steps", "1"}, {"checkpoint.every", "0"}});
+    const Processes alone;
+    const Dataset data = counting_data();
+    Trainer trainer(rig.job, rig.model, rig.cluster, rig.plan, data, alone, Checkpoints::kOff);
+    std::vector<std::string> heard;
+    RunHooks hooks;
+    hooks.on_note = [&](const std::string& note) {
+      if (note.starts_with("routing.record")) heard.push_back(note);
+    };
+    const std::string error = error_of<ConfigError>([&] { trainer.run(hooks); });
+    if (error != "no error") heard.push_back(error);
+    return heard;
+  };
+  const std::string path = folder / "x.routes";
+  const std::vector<std::string> refused = notes("a text of mine, which is no trace of a router");
+  ASSERT_EQ(refused.size(), 1U);
+  EXPECT_NE(refused[0].find("is no routing trace, and writing one would destroy it"), std::string::npos)
+      << refused[0];
+  const std::string trace = record(folder, "whole", in_fp64({{"train.steps", "1"}})).bytes;
+  EXPECT_EQ(notes(trace),
+            (std::vector<std::string>{"routing.record: " + path + " is there and is written anew"}));
+}
+
 TEST(RouteRecorder, RefusesAFileThatCannotBeWritten) {
   const WorkFolder folder;
   TinyRun run(folder / "run", {{"routing.record", "/proc/none/x.routes"}});

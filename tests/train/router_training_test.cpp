@@ -144,6 +144,33 @@ TEST(RouterTrainingRun, ContradictionsAreRefusedByName) {
             "leave one of both out");
 }
 
+TEST(RouterTrainingRun, AnIgnoredAuxLossAlphaIsTold) {
+  const WorkFolder folder;
+  const auto note = [&](const std::string& name, double alpha, const Json& more = Json::object(),
+                        const Settings& settings = {}) {
+    Json config = read_json(HM_SOURCE_DIR "/configs/models/" + name + ".json");
+    config["aux_loss_alpha"] = alpha;
+    config.update(more);
+    Settings all = {{"model", folder.file("m/config.json", config.dump())}};
+    all.insert(all.end(), settings.begin(), settings.end());
+    const Job job = job_from_overrides(all);
+    return balance_note(job, load_model(job.model));
+  };
+  EXPECT_EQ(note("tiny-deepseek-v3", 0.001),
+            "aux_loss_alpha 0.001 in the config of m is ignored, as in transformers, so nothing balances the "
+            "experts. "
+            "To balance them, give the config router_aux_loss_coef (with train.aux_group 1: of each "
+            "sequence), or set "
+            "train.router_bias_rate 0.001");
+  const std::string of_v2 = note("tiny-deepseek-v2", 0.003);
+  EXPECT_TRUE(of_v2.starts_with("aux_loss_alpha 0.003 in the config of m is ignored")) << of_v2;
+  EXPECT_TRUE(of_v2.ends_with("of each sequence)")) << of_v2;  // it has no bias to move
+  EXPECT_EQ(note("tiny-deepseek-v3", 0), "");
+  EXPECT_EQ(note("tiny-deepseek-v3", 0.001, {{"router_aux_loss_coef", 0.01}}), "");
+  EXPECT_EQ(note("tiny-deepseek-v3", 0.001, Json::object(), {{"train.router_bias_rate", "0.001"}}), "");
+  EXPECT_EQ(note("tiny-llama", 0.001), "");
+}
+
 TEST(CollapseWatch, CountsStepsInARowAndTellsOnce) {
   ModelConfig model;
   model.num_experts = 8, model.top_k = 2;

@@ -85,10 +85,16 @@ void check(const Strategy& strategy, const ModelConfig& model, const Cluster& cl
   const auto need = [&](bool ok, const std::string& what) {
     if (!ok) fail<ConfigError>("strategy " + strategy.name, "{}", what);
   };
-  need(model.num_moe_layers() > 0 || strategy.use != DeviceUse::kApart,
-       fmt::format("model {} has no experts, so the devices for experts alone would have nothing to do: "
-                   "expected single, ep, ep-overlap or pp-ep",
-                   model.name));
+  if (model.num_moe_layers() == 0 && strategy.use == DeviceUse::kApart) {
+    std::vector<std::string> fitting = strategy_names();
+    std::erase_if(fitting, [&](const std::string& name) {
+      return !misfit(find_strategy(name), model, cluster).empty();
+    });
+    need(false,
+         fmt::format("model {} has no experts, so the devices for experts alone would have nothing to do: "
+                     "expected one of {}",
+                     model.name, fmt::join(fitting, ", ")));
+  }
   const auto need_size = [&](const std::string& field, std::size_t got, std::size_t expected,
                              const std::string& one_per) {
     need(got == 0 || got == expected,

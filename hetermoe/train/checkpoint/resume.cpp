@@ -132,6 +132,17 @@ Resumed load_newest(const fs::path& folder, const ModelConfig& model, const std:
   return out;
 }
 
+std::optional<double> learning_rate_of_checkpoint(const fs::path& output, const Processes& processes) {
+  Json mine = nullptr;
+  if (processes.rank() == 0) {
+    const Json::json_pointer key("/train/learning_rate");
+    const auto found = find_checkpoints(checkpoint_folder(output), [](const std::string&) {});
+    if (!found.empty() && found[0].info.job.contains(key)) mine = found[0].info.job[key];
+  }
+  const Json rate = Json::parse(processes.gather(mine.dump()).front());
+  return rate.is_number() ? std::optional(rate.get<double>()) : std::nullopt;
+}
+
 std::vector<std::string> job_differences(const Json& before, const Json& now) {
   // These decide what is done beside the training, or where.
   static const std::vector<std::string> kBeside = {"output",          "run.",

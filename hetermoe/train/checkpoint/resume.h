@@ -38,6 +38,11 @@ Resumed load_newest(const std::filesystem::path& folder, const ModelConfig& mode
                     const std::vector<DeviceState*>& states, const Processes& processes,
                     const ResumeOptions& options = {});
 
+/// The peak learning rate of the newest checkpoint of a run with this output folder, as rank 0 sees it; none:
+/// there is no checkpoint. Collective.
+std::optional<double> learning_rate_of_checkpoint(const std::filesystem::path& output,
+                                                  const Processes& processes);
+
 /// What of a resolved job bears on the training and is not as it was in another one: "train.seed is 2, it was
 /// 1".
 std::vector<std::string> job_differences(const Json& before, const Json& now);

@@ -16,6 +16,7 @@
 #include "hetermoe/train/job/lora.h"
 #include "hetermoe/train/job/router_bias.h"
 #include "hetermoe/train/job/router_training.h"
+#include "hetermoe/train/job/usual_choices.h"
 
 namespace hetermoe {
 
@@ -124,14 +125,7 @@ Job make_job(Json file, const std::string& where, const std::vector<Override>& o
   const Json flags = overrides_json(overrides);
   read_fields(file, job, where);
   read_fields(flags, job, "--");
-  if (!job.train.init_from.empty() && !file.contains("model") && !flags.contains("model"))
-    job.model = job.train.init_from;
-  settle_adapters(job.train, [&](const char* key) {
-    const Json::json_pointer at(std::string("/train/lora/") + key);
-    return file.contains(at) || flags.contains(at);
-  });
-  const Json::json_pointer tokenizer("/data/tokenizer");
-  if (!file.contains(tokenizer) && !flags.contains(tokenizer)) job.data.tokenizer = usual_tokenizer(job);
+  settle_usual(file, flags, job);
   if (job.data.chat_template == "model") job.data.chat_template = model_chat_template(job);
   if (!job.clock.kind) job.clock.kind = usual_clock(job);
   check_names(job, where);

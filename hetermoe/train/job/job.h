@@ -339,6 +339,11 @@ struct BalancerOptions {
   }
 };
 
+/// Values that nobody wrote and that follow from others of the job; not keys of a job themselves.
+struct UsualChoices {
+  bool strategy = false, learning_rate = false;
+};
+
 struct Job {
   std::string model = "demo";
   std::string cluster = "demo";
@@ -353,12 +358,15 @@ struct Job {
   BalancerOptions balancer;
   GrowOptions grow;
   DataOptions data;
+  UsualChoices usual;
   template <class V>
   void fields(V& v) {
     v("model", model, "a name of configs/models, a config.json or its folder");
     v("cluster", cluster, "a name of configs/clusters, a YAML file, or a hostfile (HOST slots=N type=NAME)");
     v("strategy", strategy,
-      "who fills the plan: single, ep, ep-overlap, dist-ep, zebra, pp-ep, pp-zebra, af-pipe, roundpipe");
+      "who fills the plan: single, ep, ep-overlap, dist-ep, zebra, pp-ep, pp-zebra, af-pipe, sp-ep, "
+      "roundpipe. "
+      "Where the job gives none for a model without experts, it is ep");
     v("output", output, "folder of results");
     v("train", train, "the training run");
     v("plan", plan, "the plan");

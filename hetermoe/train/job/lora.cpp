@@ -33,7 +33,7 @@ void check_experts(const ModelConfig& model, const std::vector<std::string>& tar
 
 }  // namespace
 
-void settle_adapters(TrainOptions& train, const std::function<bool(const char*)>& given) {
+void settle_adapters(TrainOptions& train, const std::function<bool(const std::string&)>& given) {
   LoraOptions& lora = train.lora;
   if (lora.from.empty()) return;
   if (train.init_from.empty())

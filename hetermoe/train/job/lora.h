@@ -9,7 +9,7 @@ namespace hetermoe {
 
 /// Takes what is not `given` (/train/lora/rank, ...) of train.lora from the adapters of train.lora.from.
 /// Throws ConfigError where what is given is not that of the adapters.
-void settle_adapters(TrainOptions& train, const std::function<bool(const char*)>& given);
+void settle_adapters(TrainOptions& train, const std::function<bool(const std::string&)>& given);
 
 /// What train.lora asks for; null = nothing. Throws ConfigError when a pattern matches no matrix that can
 /// have an adapter, or some experts of a layer and not the others, and when train.freeze is given as well.

@@ -27,7 +27,11 @@ struct RateOptions {
   }
   template <class V>
   void rate_fields(V& v) {
-    v("learning_rate", learning_rate, "peak learning rate", at_least(0));
+    v("learning_rate", learning_rate,
+      "peak learning rate. Where the job gives none, weights of train.init_from have 5e-5, and adapters "
+      "beside "
+      "them 1e-4; a run that goes on has that of its checkpoint",
+      at_least(0));
     v("schedule", schedule,
       "learning rate after the warm-up: constant; linear or cosine: falls until the end; wsd: constant, and "
       "falls in "

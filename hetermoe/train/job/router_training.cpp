@@ -30,6 +30,19 @@ void check_router_training(const Job& job, const ModelConfig& model) {
     refuse_both("forced_balance", "train.router_bias_rate", "whose biases no choice hangs on");
 }
 
+std::string balance_note(const Job& job, const ModelConfig& model) {
+  const bool balances = model.aux_loss_coef > 0 || job.train.router_bias_rate > 0 || job.train.forced_balance;
+  if (balances || model.num_moe_layers() == 0) return "";
+  const Json config = read_json(find_model(job.model));
+  const auto alpha = config.find("aux_loss_alpha");
+  if (alpha == config.end() || !alpha->is_number() || alpha->get<double>() <= 0) return "";
+  return fmt::format(
+      "aux_loss_alpha {} in the config of {} is ignored, as in transformers, so nothing balances the "
+      "experts. To balance them, give the config router_aux_loss_coef (with train.aux_group 1: of "
+      "each sequence){}",
+      alpha->get<double>(), model.name, model.router_bias ? ", or set train.router_bias_rate 0.001" : "");
+}
+
 RouterTraining router_training(const TrainOptions& train, i64 step, i64 first_sequence) {
   return {.z_loss = train.router_z_loss,
           .jitter = train.router_jitter,

@@ -11,10 +11,11 @@ class RecorderPart : public RunPart, public RouteReader {
   void begin_run() override {
     const std::string& record = run_.job.routing.record;
     const i64 first_step = run_.outcome.first_step;
-    if (first_step == 0 && std::filesystem::exists(record))
-      run_.tell(fmt::format("routing.record: {} is there and is written anew", record));
+    const bool replaces = first_step == 0 && std::filesystem::exists(record);
     recorder_.emplace(run_.job, run_.model, run_.processes, first_step,
                       run_.text.recorded(TextCondition::kText));
+    // Not before: a file that is no trace is refused.
+    if (replaces) run_.tell(fmt::format("routing.record: {} is there and is written anew", record));
   }
 
   void end_run() override {

@@ -6,6 +6,8 @@
 #include "hetermoe/train/job/clock_choice.h"
 #include "hetermoe/train/job/host_memory.h"
 #include "hetermoe/train/job/job_data.h"
+#include "hetermoe/train/job/router_training.h"
+#include "hetermoe/train/job/usual_choices.h"
 #include "hetermoe/train/run/trainer.h"
 
 namespace hetermoe {
@@ -63,6 +65,8 @@ class JobRuns {
   void tell_of(const Dataset& data) const {
     const auto& tell = options_.hooks.on_note;
     tell(training_line(job_, model_, data));
+    for (const std::string& note : usual_notes(job_, model_)) tell(note);
+    if (const std::string note = balance_note(job_, model_); !note.empty()) tell(note);
     if (const std::string note = clock_note(job_, cluster_); !note.empty()) tell(note);
     for (const std::string& note : conversation_notes(data)) tell(note);
   }

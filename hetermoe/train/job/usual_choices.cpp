@@ -1,0 +1,50 @@
+#include "hetermoe/train/job/usual_choices.h"
+
+#include "hetermoe/train/job/job_data.h"
+#include "hetermoe/train/job/lora.h"
+
+namespace hetermoe {
+namespace {
+
+/// A dense model has nothing for the devices for experts alone that zebra wants.
+bool is_dense(const std::string& name) {
+  try {
+    return load_model(name).num_moe_layers() == 0;
+  } catch (const std::exception&) {
+    return false;  // a model that cannot be read is told where it is needed
+  }
+}
+
+}  // namespace
+
+void settle_usual(const Json& file, const Json& flags, Job& job) {
+  const auto is_written = [&](const std::string& key) {
+    const Json::json_pointer pointer(key);
+    return file.contains(pointer) || flags.contains(pointer);
+  };
+  if (!job.train.init_from.empty() && !is_written("/model")) job.model = job.train.init_from;
+  settle_adapters(job.train, [&](const std::string& key) { return is_written("/train/lora/" + key); });
+  if (!is_written("/data/tokenizer")) job.data.tokenizer = usual_tokenizer(job);
+  job.usual.strategy = !is_written("/strategy") && job.plan.file.empty() && is_dense(job.model);
+  if (job.usual.strategy) job.strategy = "ep";
+  job.usual.learning_rate = !is_written("/train/learning_rate");
+  // Weights that have learned would lose it by steps as large as those from scratch.
+  if (job.usual.learning_rate && !job.train.init_from.empty())
+    job.train.learning_rate = job.train.lora.rank > 0 ? 1e-4 : 5e-5;
+}
+
+std::vector<std::string> usual_notes(const Job& job, const ModelConfig& model) {
+  std::vector<std::string> out;
+  if (job.usual.strategy) {
+    out.push_back(fmt::format("strategy is {}, the default for a model without experts such as {}",
+                              job.strategy, model.name));
+  }
+  if (job.usual.learning_rate && !job.train.init_from.empty()) {
+    out.push_back(fmt::format("train.learning_rate is {}, the default for {} of train.init_from",
+                              job.train.learning_rate,
+                              job.train.lora.rank > 0 ? "adapters beside weights" : "weights"));
+  }
+  return out;
+}
+
+}  // namespace hetermoe

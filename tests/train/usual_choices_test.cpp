@@ -1,0 +1,62 @@
+#include "hetermoe/train/job/usual_choices.h"
+
+#include <gtest/gtest.h>
+
+// What a job has where nobody wrote it.
+namespace hetermoe {
+namespace {
+
+using Written = std::vector<std::pair<std::string, std::string>>;
+
+Job usual_job(const Written& overrides) { return job_from_overrides(overrides); }
+
+TEST(UsualChoices, ADenseModelHasTheStrategyEpWhereNoneIsWritten) {
+  const Job dense = usual_job({{"model", "tiny-llama"}});
+  EXPECT_EQ(dense.strategy, "ep");
+  EXPECT_EQ(usual_notes(dense, load_model("tiny-llama")),
+            (std::vector<std::string>{
+                "strategy is ep, the default for a model without experts such as tiny-llama"}));
+  EXPECT_EQ(usual_job({{"model", "tiny"}}).strategy, "zebra");
+  EXPECT_TRUE(usual_notes(usual_job({{"model", "tiny"}}), load_model("tiny")).empty());
+  for (const char* written : {"zebra", "single", "ep"}) {
+    const Job job = usual_job({{"model", "tiny-llama"}, {"strategy", written}});
+    EXPECT_EQ(job.strategy, written);
+    EXPECT_TRUE(usual_notes(job, load_model("tiny-llama")).empty());
+    EXPECT_EQ(parse_job("model: tiny-llama\nstrategy: " + std::string(written), "job.yaml", {}).strategy,
+              written);
+  }
+  // The resolved job has it written.
+  const Job again = parse_job(to_json(dense).dump(), "job.json", {});
+  EXPECT_EQ(again.strategy, "ep");
+  EXPECT_FALSE(again.usual.strategy);
+  EXPECT_EQ(usual_job({{"model", "nowhere"}}).strategy, "zebra");
+}
+
+TEST(UsualChoices, WeightsThatHaveLearnedHaveASmallerLearningRateUnlessOneIsWritten) {
+  const auto rate = [](const Written& overrides) { return usual_job(overrides).train.learning_rate; };
+  const std::pair<std::string, std::string> init = {"train.init_from", "m"}, lora = {"train.lora.rank", "8"};
+  EXPECT_EQ(rate({{"model", "tiny"}}), 1e-3);
+  EXPECT_EQ(rate({{"model", "tiny"}, lora}), 1e-3);
+  EXPECT_EQ(rate({init}), 5e-5);
+  EXPECT_EQ(rate({init, lora}), 1e-4);
+  EXPECT_EQ(rate({init, {"train.learning_rate", "0.001"}}), 1e-3);
+  EXPECT_EQ(rate({init, lora, {"train.learning_rate", "0"}}), 0);
+  EXPECT_EQ(parse_job("train: {init_from: m, learning_rate: 0.001}", "job.yaml", {}).train.learning_rate,
+            1e-3);
+  EXPECT_EQ(parse_job("train: {init_from: m}", "job.yaml", {}).train.learning_rate, 5e-5);
+  EXPECT_EQ(parse_job(to_json(usual_job({init})).dump(), "job.json", {lora}).train.learning_rate, 5e-5);
+  const ModelConfig model = load_model("tiny");
+  const auto notes = [&](const Written& overrides) { return usual_notes(usual_job(overrides), model); };
+  EXPECT_EQ(
+      notes({init}),
+      (std::vector<std::string>{"train.learning_rate is 5e-05, the default for weights of train.init_from"}));
+  EXPECT_EQ(
+      notes({init, lora}),
+      (std::vector<std::string>{
+          "train.learning_rate is 0.0001, the default for adapters beside weights of train.init_from"}));
+  EXPECT_TRUE(notes({init, {"train.learning_rate", "5e-5"}}).empty());
+  EXPECT_TRUE(notes({{"model", "tiny"}}).empty());
+}
+
+}  // namespace
+}  // namespace hetermoe
