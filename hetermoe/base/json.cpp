@@ -11,9 +11,10 @@
 #include <fstream>
 #include <initializer_list>
 #include <optional>
-#include <set>
 #include <sstream>
 #include <string_view>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "hetermoe/base/checksum.h"
@@ -226,38 +227,96 @@ std::string read_text(const fs::path& path, i64 limit) {
 
 namespace {
 
+/// Builds a value in a time that grows with the text. The library's own ways do not: an ordered object looks
+/// at all its names for each new one, and a callback walks the whole parent when a value in it ends.
 template <class J>
-J parse_as(const std::string& text, const std::string& where, const typename J::parser_callback_t& callback) {
+class JsonBuilder : public nlohmann::json_sax<J> {
+ public:
+  JsonBuilder(const std::string& text, const std::string& where) : text_(text), where_(where) {}
+  J take() { return std::move(root_); }
+
+ private:
+  using Names = std::unordered_map<std::string, std::size_t>;  // to the place in an ordered object
+
+  J* add(J value) {
+    if (open_.empty()) return &(root_ = std::move(value));
+    if (open_.back()->is_object()) return &(*slot_ = std::move(value));
+    open_.back()->push_back(std::move(value));
+    return &open_.back()->back();
+  }
+  bool begin(J empty) {
+    open_.push_back(add(std::move(empty)));
+    names_.emplace_back();
+    return true;
+  }
+  bool end() {
+    open_.pop_back();
+    names_.pop_back();
+    return true;
+  }
+  /// Of a name that stands twice, the last value counts.
+  Json* slot(Json::object_t& object, const std::string& name) {
+    const auto [place, is_new] = names_.back().try_emplace(name, object.size());
+    if (is_new) object.emplace_back(name, nullptr);
+    return &(object.data() + place->second)->second;
+  }
+  SortedJson* slot(SortedJson::object_t& object, const std::string& name) {
+    const auto [place, is_new] = object.try_emplace(name);
+    if (!is_new) fail<ConfigError>(where_, "\"{}\" is given twice, expected each name once", name);
+    return &place->second;
+  }
+
+  bool null() override { return add(nullptr); }
+  bool boolean(bool value) override { return add(value); }
+  bool number_integer(typename J::number_integer_t value) override { return add(value); }
+  bool number_unsigned(typename J::number_unsigned_t value) override { return add(value); }
+  bool number_float(typename J::number_float_t value, const std::string&) override { return add(value); }
+  bool string(std::string& value) override { return add(std::move(value)); }
+  bool binary(typename J::binary_t&) override { return false; }  // a text has none
+  bool start_object(std::size_t) override { return begin(J::object()); }
+  bool key(std::string& name) override {
+    slot_ = slot(open_.back()->template get_ref<typename J::object_t&>(), name);
+    return true;
+  }
+  bool end_object() override { return end(); }
+  bool start_array(std::size_t) override { return begin(J::array()); }
+  bool end_array() override { return end(); }
+  bool parse_error(std::size_t position, const std::string& token,
+                   const nlohmann::detail::exception& error) override {
+    constexpr int kOverflow = 406;
+    if (error.id == kOverflow)
+      fail<ConfigError>(at_line(where_, text_, position), "number {} is too large or too small",
+                        token.substr(0, 60));
+    fail<ConfigError>(
+        at_line(where_, text_, position), "not valid JSON (byte {} of {}): {}", position, text_.size(),
+        position > text_.size() ? "the text ends too early; is the file truncated?" : "syntax error here");
+  }
+
+  const std::string& text_;
+  const std::string& where_;
+  J root_;
+  std::vector<J*> open_;      ///< objects and arrays that have begun
+  std::vector<Names> names_;  ///< of each of them; used of ordered objects alone
+  J* slot_ = nullptr;         ///< where the value of the last name goes
+};
+
+template <class J>
+J parse_as(const std::string& text, const std::string& where) {
   check_is_text(text, where);
   if (const std::optional<std::size_t> deep = json_too_deep(text))
     fail<ConfigError>(at_line(where, text, *deep), "nested more than {} levels deep", kMaxJsonDepth);
-  try {
-    return J::parse(text, callback);
-  } catch (const typename J::parse_error& error) {
-    fail<ConfigError>(
-        at_line(where, text, error.byte), "not valid JSON (byte {} of {}): {}", error.byte, text.size(),
-        error.byte > text.size() ? "the text ends too early; is the file truncated?" : "syntax error here");
-  } catch (const typename J::exception& error) {  // a number that no double can hold
-    fail<ConfigError>(where, "not usable JSON: {}", error.what());
-  }
+  JsonBuilder<J> builder(text, where);
+  nlohmann::json_sax<J>* const events = &builder;
+  J::sax_parse(text, events);
+  return builder.take();
 }
 
 }  // namespace
 
-Json parse_json(const std::string& text, const std::string& where) {
-  return parse_as<Json>(text, where, nullptr);
-}
+Json parse_json(const std::string& text, const std::string& where) { return parse_as<Json>(text, where); }
 
 SortedJson parse_sorted_json(const std::string& text, const std::string& where) {
-  std::vector<std::set<std::string>> open;  // names of the objects that have begun
-  using Event = SortedJson::parse_event_t;
-  return parse_as<SortedJson>(text, where, [&](int, Event event, SortedJson& value) {
-    if (event == Event::object_start) open.emplace_back();
-    if (event == Event::object_end) open.pop_back();
-    if (event == Event::key && !open.back().insert(value.get<std::string>()).second)
-      fail<ConfigError>(where, "\"{}\" is given twice, expected each name once", value.get<std::string>());
-    return true;
-  });
+  return parse_as<SortedJson>(text, where);
 }
 
 Json read_json(const fs::path& path) { return parse_json(read_text(path), path.string()); }

@@ -2,8 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "hetermoe/base/error.h"
+#include "hetermoe/base/sorted_json.h"
 #include "tests/support/error_of.h"
+#include "tests/support/processor_time.h"
 
 namespace hetermoe {
 namespace {
@@ -20,8 +24,57 @@ TEST(Json, TruncatedTextSaysSo) {
             "[f:2] not valid JSON (byte 13 of 12): the text ends too early; is the file truncated?");
 }
 
+/// How much longer four times as many names of an object take: 4 where the time grows with the text, else 16.
+template <class Parse>
+double growth_of_time(const Parse& parse, const std::string& begin, const std::string& value,
+                      const std::string& end) {
+  const auto time_of = [&](int count) {
+    std::string text = begin;
+    for (int i = 0; i < count; ++i) text += fmt::format("\"name{}\": {},\n", i, value);
+    text += fmt::format("\"last\": {}{}", value, end);
+    Seconds least = 1e9;
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      const Seconds start = testing::processor_time();
+      EXPECT_EQ(parse(text).size(), static_cast<std::size_t>(count) + 1);
+      least = std::min(least, testing::processor_time() - start);
+    }
+    return least;
+  };
+  return time_of(40000) / time_of(10000);
+}
+
+TEST(Json, TheTimeOfAnObjectGrowsAsItsNames) {
+  EXPECT_LT(
+      growth_of_time([](const std::string& text) { return parse_json(text, "f"); }, "{", "{\"a\": [1]}", "}"),
+      8);
+  EXPECT_LT(growth_of_time([](const std::string& text) { return parse_sorted_json(text, "f"); }, "{",
+                           "{\"a\": [1]}", "}"),
+            8);
+}
+
+TEST(Json, ValuesAreThoseOfTheLibrary) {
+  for (
+      const std::string text :
+      {R"({"b": {"y": [], "x": {}}, "a": [1, -2, 3.5, 18446744073709551615, true, null, "\u00e9", [[{"z": 0}]]]})",
+       R"([{"a": 1}, {"a": 2}])", R"("text")", "-7", "null", " [ ] "}) {
+    EXPECT_EQ(parse_json(text, "f"), Json::parse(text)) << text;
+    EXPECT_EQ(parse_json(text, "f").dump(), Json::parse(text).dump()) << text;  // the order, too
+    EXPECT_EQ(parse_sorted_json(text, "f"), SortedJson::parse(text)) << text;
+  }
+}
+
+TEST(Json, OfANameThatStandsTwiceTheLastValueCountsOrItIsAnError) {
+  const std::string text = R"({"a": 1, "b": {"a": 2}, "a": [3], "c": 4})";
+  EXPECT_EQ(parse_json(text, "f").dump(), R"({"a":[3],"b":{"a":2},"c":4})");
+  EXPECT_EQ(error_of<ConfigError>([&] { parse_sorted_json(text, "f"); }),
+            "[f] \"a\" is given twice, expected each name once");
+  EXPECT_EQ(error_of<ConfigError>([&] { parse_sorted_json(R"({"b": {"c": 1, "c": 1}})", "f"); }),
+            "[f] \"c\" is given twice, expected each name once");
+  EXPECT_EQ(parse_sorted_json(R"([{"a": 1}, {"a": {"a": 2}}])", "f").dump(), R"([{"a":1},{"a":{"a":2}}])");
+}
+
 TEST(Json, NumbersThatNoDoubleHoldsAreErrors) {
-  EXPECT_NE(json_error("{\"a\": 1e999}").find("[f] not usable JSON: "), std::string::npos);
+  EXPECT_EQ(json_error("{\"b\": 1,\n\"a\": 1e999}"), "[f:2] number 1e999 is too large or too small");
   EXPECT_EQ(yaml_error("b: 1\na: 1e999"), "[f:2] number 1e999 is too large or too small");
 }
 
@@ -42,6 +95,8 @@ TEST(Json, DeepNestingIsAnErrorNotACrash) {
     std::string deep;
     for (int i = 0; i < 100000; ++i) deep += open;
     EXPECT_EQ(json_error(deep), "[f:1] nested more than 200 levels deep");
+    EXPECT_EQ(error_of<ConfigError>([&] { parse_sorted_json(deep, "f"); }),
+              "[f:1] nested more than 200 levels deep");
   }
   EXPECT_NE(yaml_error(std::string(5000, '[')), "no error");
   EXPECT_EQ(json_error("[\"" + std::string(500, '[') + "\\\"[\"]"),
