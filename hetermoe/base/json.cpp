@@ -206,6 +206,10 @@ std::optional<std::size_t> json_too_deep(std::string_view text) {
 std::string read_text(const fs::path& path, i64 limit) {
   std::error_code code;
   if (fs::is_directory(path, code)) fail<IoError>(path.string(), "is a folder, expected a file");
+  // Opening one would wait for a writer, maybe for ever. Those below /dev and /proc are open already.
+  const std::string name = path.string();
+  if (fs::is_fifo(path, code) && !name.starts_with("/dev/") && !name.starts_with("/proc/"))
+    fail<IoError>(name, "is a named pipe, expected a file. Write its text to a file, or name /dev/stdin");
   std::ifstream in(path, std::ios::binary);
   if (!in) fail<IoError>(path.string(), "cannot read file: {}", std::strerror(errno));
   const auto refuse = [&](const std::string& got) {

@@ -124,6 +124,17 @@ TEST(Report, AFolderWithoutARunIsRefused) {
   EXPECT_FALSE(std::filesystem::exists(folder / "page.html"));
 }
 
+TEST(Report, AFolderInThePlaceOfAFileIsNamed) {
+  for (const std::string name : {"summary.json", "experts.json"}) {
+    const WorkFolder folder;
+    std::ofstream(folder / "metrics.jsonl") << "{\"step\": 7, \"loss\": 1.25}\n";
+    std::filesystem::create_directory(folder / name);
+    const ProgramResult result = run_hetermoe({"report", folder.path(), "-o", folder / "page.html"});
+    EXPECT_NE(result.code, 0);
+    EXPECT_EQ(result.err, "[" + folder / name + "] is a folder, expected a file\n");
+  }
+}
+
 TEST(Watch, WrongFoldersAreNamed) {
   const ProgramResult result = run_hetermoe({"watch", "/nowhere/at/all"});
   EXPECT_EQ(result.code, 2);
