@@ -14,6 +14,7 @@
 #include <sstream>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -28,8 +29,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// No honest file has more.
-constexpr i64 kMaxYamlValues = 1'000'000;
+/// No honest file has more. The text has to be short, because its parser needs up to 500 times its size.
+constexpr i64 kMaxYamlValues = 1'000'000, kMaxYamlBytes = 1 << 22;
+/// Bytes of all texts, each alias counted as what it stands for.
+constexpr i64 kMaxYamlTexts = 4 * kMaxYamlBytes;
 
 std::string at_line(const std::string& where, std::string_view text, std::size_t position) {
   const auto end = text.begin() + static_cast<std::ptrdiff_t>(std::min(position, text.size()));
@@ -115,6 +118,7 @@ class YamlReader {
     }
     switch (node.Type()) {
       case YAML::NodeType::Scalar:
+        count_text(node);
         return yaml_scalar(node, where_);
       case YAML::NodeType::Sequence: {
         Json out = Json::array();
@@ -133,37 +137,62 @@ class YamlReader {
     fail<ConfigError>(fmt::format("{}:{}", where_, node.Mark().line + 1), "{}", what);
   }
 
+  void count_text(const YAML::Node& scalar) {
+    num_bytes_ += std::ssize(scalar.Scalar());
+    if (num_bytes_ > kMaxYamlTexts)
+      stop(scalar,
+           fmt::format("aliases make the text too large: expected at most {} bytes in all", kMaxYamlTexts));
+  }
+
   Json read_map(const YAML::Node& node, i64 depth) {
     Json out = Json::object();
+    auto& object = out.get_ref<Json::object_t&>();
+    std::unordered_set<std::string> keys;  // the object itself looks at all of them for each
     for (const auto& item : node) {
       if (!item.first.IsScalar()) stop(item.first, "a key must be a plain text");
+      count_text(item.first);
       const std::string& key = item.first.Scalar();
-      if (out.contains(key)) stop(item.first, fmt::format("key \"{}\" is given twice", printable(key)));
-      out[key] = read(item.second, depth + 1);
+      if (!keys.insert(key).second)
+        stop(item.first, fmt::format("key \"{}\" is given twice", printable(key)));
+      object.emplace_back(key, read(item.second, depth + 1));
     }
     return out;
   }
 
   const std::string& where_;
-  i64 num_values_ = 0;
+  i64 num_values_ = 0, num_bytes_ = 0;
 };
 
-/// Keeps where the last document of a YAML text begins, and nothing else of it.
+/// Keeps where the last document of a YAML text begins, and nothing else of it. Refuses a text of too many
+/// values before the parser makes a node of each.
 class DocumentStart : public YAML::EventHandler {
  public:
+  explicit DocumentStart(const std::string& where) : where_(where) {}
   YAML::Mark mark;
 
  private:
   using Text = const std::string&;
+  void count(const YAML::Mark& at) {
+    if (++num_values_ > kMaxYamlValues)
+      fail<ConfigError>(fmt::format("{}:{}", where_, at.line + 1),
+                        "has too many keys and values: expected at most {}", kMaxYamlValues);
+  }
   void OnDocumentStart(const YAML::Mark& at) override { mark = at; }
   void OnDocumentEnd() override {}
-  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
-  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
-  void OnScalar(const YAML::Mark&, Text, YAML::anchor_t, Text) override {}
-  void OnSequenceStart(const YAML::Mark&, Text, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnNull(const YAML::Mark& at, YAML::anchor_t) override { count(at); }
+  void OnAlias(const YAML::Mark& at, YAML::anchor_t) override { count(at); }
+  void OnScalar(const YAML::Mark& at, Text, YAML::anchor_t, Text) override { count(at); }
+  void OnSequenceStart(const YAML::Mark& at, Text, YAML::anchor_t, YAML::EmitterStyle::value) override {
+    count(at);
+  }
   void OnSequenceEnd() override {}
-  void OnMapStart(const YAML::Mark&, Text, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnMapStart(const YAML::Mark& at, Text, YAML::anchor_t, YAML::EmitterStyle::value) override {
+    count(at);
+  }
   void OnMapEnd() override {}
+
+  const std::string& where_;
+  i64 num_values_ = 0;
 };
 
 /// yaml-cpp makes empty documents without end of a text such as ",": its parser does not move on. So
@@ -171,7 +200,7 @@ class DocumentStart : public YAML::EventHandler {
 void check_one_document(const std::string& text, const std::string& where) {
   std::istringstream in(text);
   YAML::Parser parser(in);
-  DocumentStart start;
+  DocumentStart start(where);
   int count = 0;
   for (int last = -1; parser.HandleNextDocument(start); ++count, last = start.mark.pos) {
     if (start.mark.pos == last) {
@@ -326,6 +355,9 @@ SortedJson parse_sorted_json(const std::string& text, const std::string& where) 
 Json read_json(const fs::path& path) { return parse_json(read_text(path), path.string()); }
 
 Json parse_yaml(const std::string& text, const std::string& where) {
+  if (std::ssize(text) > kMaxYamlBytes)
+    fail<ConfigError>(where, "is too large for YAML: got {} bytes, expected at most {}", text.size(),
+                      kMaxYamlBytes);
   check_is_text(text, where);
   try {
     check_one_document(text, where);
