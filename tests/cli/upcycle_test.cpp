@@ -187,6 +187,8 @@ TEST(UpcycleCommand, WhatIsWrongIsToldInOneSentence) {
   expect({mixtral, "-o", out, "--factor", "1/3"}, "expected a divisor of it");
   expect({mixtral, "-o", out, "--experts", "10"}, "expected a multiple of the 4 experts");
   expect({mixtral, "-o", out, "--experts", "8", "--factor", "2"}, "expected one of them");
+  expect({mixtral, "-o", out, "--top-k", "99"}, "[--top-k] got 99, but ");
+  expect({parity_folder("qwen3_moe"), "-o", out, "--layers", "1", "--top-k", "1"}, "[--top-k] got 1, but ");
   expect({mixtral, "-o", mixtral}, "is the folder that the weights are read from");
   expect({mixtral, "-o", folder / "full"}, "holds other files");
   expect({mixtral, "-o", out, "--mode", "wider"}, "unknown value \"wider\"");
