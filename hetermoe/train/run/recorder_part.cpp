@@ -15,6 +15,7 @@ class RecorderPart : public RunPart, public RouteReader {
       run_.tell(fmt::format("routing.record: {} is there and is written anew", record));
     recorder_.emplace(run_.job, run_.model, run_.processes, first_step,
                       run_.text.recorded(TextCondition::kText));
+    if (!recorder_->note().empty()) run_.tell(recorder_->note());
   }
 
   void end_run() override {
