@@ -332,6 +332,7 @@ GrowthSource find_source(const std::filesystem::path& from) {
     return out;
   }
   out.weights = out.checkpoint->path;
+  HfFolder{out.weights};  // a changed config.json is refused
   out.model = load_model(out.weights.string());
   const Json& job = out.checkpoint->info.job;
   out.model.name = std::filesystem::path(job.value("model", out.model.name)).stem().string();
