@@ -11,9 +11,11 @@
 #include <fstream>
 #include <initializer_list>
 #include <optional>
-#include <set>
 #include <sstream>
 #include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "hetermoe/base/checksum.h"
@@ -27,8 +29,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// No honest file has more.
-constexpr i64 kMaxYamlValues = 1'000'000;
+/// No honest file has more. The text has to be short, because its parser needs up to 500 times its size.
+constexpr i64 kMaxYamlValues = 1'000'000, kMaxYamlBytes = 1 << 22;
+/// Bytes of all texts, each alias counted as what it stands for.
+constexpr i64 kMaxYamlTexts = 4 * kMaxYamlBytes;
 
 std::string at_line(const std::string& where, std::string_view text, std::size_t position) {
   const auto end = text.begin() + static_cast<std::ptrdiff_t>(std::min(position, text.size()));
@@ -114,6 +118,7 @@ class YamlReader {
     }
     switch (node.Type()) {
       case YAML::NodeType::Scalar:
+        count_text(node);
         return yaml_scalar(node, where_);
       case YAML::NodeType::Sequence: {
         Json out = Json::array();
@@ -132,37 +137,62 @@ class YamlReader {
     fail<ConfigError>(fmt::format("{}:{}", where_, node.Mark().line + 1), "{}", what);
   }
 
+  void count_text(const YAML::Node& scalar) {
+    num_bytes_ += std::ssize(scalar.Scalar());
+    if (num_bytes_ > kMaxYamlTexts)
+      stop(scalar,
+           fmt::format("aliases make the text too large: expected at most {} bytes in all", kMaxYamlTexts));
+  }
+
   Json read_map(const YAML::Node& node, i64 depth) {
     Json out = Json::object();
+    auto& object = out.get_ref<Json::object_t&>();
+    std::unordered_set<std::string> keys;  // the object itself looks at all of them for each
     for (const auto& item : node) {
       if (!item.first.IsScalar()) stop(item.first, "a key must be a plain text");
+      count_text(item.first);
       const std::string& key = item.first.Scalar();
-      if (out.contains(key)) stop(item.first, fmt::format("key \"{}\" is given twice", printable(key)));
-      out[key] = read(item.second, depth + 1);
+      if (!keys.insert(key).second)
+        stop(item.first, fmt::format("key \"{}\" is given twice", printable(key)));
+      object.emplace_back(key, read(item.second, depth + 1));
     }
     return out;
   }
 
   const std::string& where_;
-  i64 num_values_ = 0;
+  i64 num_values_ = 0, num_bytes_ = 0;
 };
 
-/// Keeps where the last document of a YAML text begins, and nothing else of it.
+/// Keeps where the last document of a YAML text begins, and nothing else of it. Refuses a text of too many
+/// values before the parser makes a node of each.
 class DocumentStart : public YAML::EventHandler {
  public:
+  explicit DocumentStart(const std::string& where) : where_(where) {}
   YAML::Mark mark;
 
  private:
   using Text = const std::string&;
+  void count(const YAML::Mark& at) {
+    if (++num_values_ > kMaxYamlValues)
+      fail<ConfigError>(fmt::format("{}:{}", where_, at.line + 1),
+                        "has too many keys and values: expected at most {}", kMaxYamlValues);
+  }
   void OnDocumentStart(const YAML::Mark& at) override { mark = at; }
   void OnDocumentEnd() override {}
-  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
-  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
-  void OnScalar(const YAML::Mark&, Text, YAML::anchor_t, Text) override {}
-  void OnSequenceStart(const YAML::Mark&, Text, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnNull(const YAML::Mark& at, YAML::anchor_t) override { count(at); }
+  void OnAlias(const YAML::Mark& at, YAML::anchor_t) override { count(at); }
+  void OnScalar(const YAML::Mark& at, Text, YAML::anchor_t, Text) override { count(at); }
+  void OnSequenceStart(const YAML::Mark& at, Text, YAML::anchor_t, YAML::EmitterStyle::value) override {
+    count(at);
+  }
   void OnSequenceEnd() override {}
-  void OnMapStart(const YAML::Mark&, Text, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnMapStart(const YAML::Mark& at, Text, YAML::anchor_t, YAML::EmitterStyle::value) override {
+    count(at);
+  }
   void OnMapEnd() override {}
+
+  const std::string& where_;
+  i64 num_values_ = 0;
 };
 
 /// yaml-cpp makes empty documents without end of a text such as ",": its parser does not move on. So
@@ -170,7 +200,7 @@ class DocumentStart : public YAML::EventHandler {
 void check_one_document(const std::string& text, const std::string& where) {
   std::istringstream in(text);
   YAML::Parser parser(in);
-  DocumentStart start;
+  DocumentStart start(where);
   int count = 0;
   for (int last = -1; parser.HandleNextDocument(start); ++count, last = start.mark.pos) {
     if (start.mark.pos == last) {
@@ -205,6 +235,10 @@ std::optional<std::size_t> json_too_deep(std::string_view text) {
 std::string read_text(const fs::path& path, i64 limit) {
   std::error_code code;
   if (fs::is_directory(path, code)) fail<IoError>(path.string(), "is a folder, expected a file");
+  // Opening one would wait for a writer, maybe for ever. Those below /dev and /proc are open already.
+  const std::string name = path.string();
+  if (fs::is_fifo(path, code) && !name.starts_with("/dev/") && !name.starts_with("/proc/"))
+    fail<IoError>(name, "is a named pipe, expected a file. Write its text to a file, or name /dev/stdin");
   std::ifstream in(path, std::ios::binary);
   if (!in) fail<IoError>(path.string(), "cannot read file: {}", std::strerror(errno));
   const auto refuse = [&](const std::string& got) {
@@ -226,43 +260,104 @@ std::string read_text(const fs::path& path, i64 limit) {
 
 namespace {
 
+/// Builds a value in a time that grows with the text. The library's own ways do not: an ordered object looks
+/// at all its names for each new one, and a callback walks the whole parent when a value in it ends.
 template <class J>
-J parse_as(const std::string& text, const std::string& where, const typename J::parser_callback_t& callback) {
+class JsonBuilder : public nlohmann::json_sax<J> {
+ public:
+  JsonBuilder(const std::string& text, const std::string& where) : text_(text), where_(where) {}
+  J take() { return std::move(root_); }
+
+ private:
+  using Names = std::unordered_map<std::string, std::size_t>;  // to the place in an ordered object
+
+  J* add(J value) {
+    if (open_.empty()) return &(root_ = std::move(value));
+    if (open_.back()->is_object()) return &(*slot_ = std::move(value));
+    open_.back()->push_back(std::move(value));
+    return &open_.back()->back();
+  }
+  bool begin(J empty) {
+    open_.push_back(add(std::move(empty)));
+    names_.emplace_back();
+    return true;
+  }
+  bool end() {
+    open_.pop_back();
+    names_.pop_back();
+    return true;
+  }
+  /// Of a name that stands twice, the last value counts.
+  Json* slot(Json::object_t& object, const std::string& name) {
+    const auto [place, is_new] = names_.back().try_emplace(name, object.size());
+    if (is_new) object.emplace_back(name, nullptr);
+    return &(object.data() + place->second)->second;
+  }
+  SortedJson* slot(SortedJson::object_t& object, const std::string& name) {
+    const auto [place, is_new] = object.try_emplace(name);
+    if (!is_new) fail<ConfigError>(where_, "\"{}\" is given twice, expected each name once", name);
+    return &place->second;
+  }
+
+  bool null() override { return add(nullptr); }
+  bool boolean(bool value) override { return add(value); }
+  bool number_integer(typename J::number_integer_t value) override { return add(value); }
+  bool number_unsigned(typename J::number_unsigned_t value) override { return add(value); }
+  bool number_float(typename J::number_float_t value, const std::string&) override { return add(value); }
+  bool string(std::string& value) override { return add(std::move(value)); }
+  bool binary(typename J::binary_t&) override { return false; }  // a text has none
+  bool start_object(std::size_t) override { return begin(J::object()); }
+  bool key(std::string& name) override {
+    slot_ = slot(open_.back()->template get_ref<typename J::object_t&>(), name);
+    return true;
+  }
+  bool end_object() override { return end(); }
+  bool start_array(std::size_t) override { return begin(J::array()); }
+  bool end_array() override { return end(); }
+  bool parse_error(std::size_t position, const std::string& token,
+                   const nlohmann::detail::exception& error) override {
+    constexpr int kOverflow = 406;
+    if (error.id == kOverflow)
+      fail<ConfigError>(at_line(where_, text_, position), "number {} is too large or too small",
+                        token.substr(0, 60));
+    fail<ConfigError>(
+        at_line(where_, text_, position), "not valid JSON (byte {} of {}): {}", position, text_.size(),
+        position > text_.size() ? "the text ends too early; is the file truncated?" : "syntax error here");
+  }
+
+  const std::string& text_;
+  const std::string& where_;
+  J root_;
+  std::vector<J*> open_;      ///< objects and arrays that have begun
+  std::vector<Names> names_;  ///< of each of them; used of ordered objects alone
+  J* slot_ = nullptr;         ///< where the value of the last name goes
+};
+
+template <class J>
+J parse_as(const std::string& text, const std::string& where) {
   check_is_text(text, where);
   if (const std::optional<std::size_t> deep = json_too_deep(text))
     fail<ConfigError>(at_line(where, text, *deep), "nested more than {} levels deep", kMaxJsonDepth);
-  try {
-    return J::parse(text, callback);
-  } catch (const typename J::parse_error& error) {
-    fail<ConfigError>(
-        at_line(where, text, error.byte), "not valid JSON (byte {} of {}): {}", error.byte, text.size(),
-        error.byte > text.size() ? "the text ends too early; is the file truncated?" : "syntax error here");
-  } catch (const typename J::exception& error) {  // a number that no double can hold
-    fail<ConfigError>(where, "not usable JSON: {}", error.what());
-  }
+  JsonBuilder<J> builder(text, where);
+  nlohmann::json_sax<J>* const events = &builder;
+  J::sax_parse(text, events);
+  return builder.take();
 }
 
 }  // namespace
 
-Json parse_json(const std::string& text, const std::string& where) {
-  return parse_as<Json>(text, where, nullptr);
-}
+Json parse_json(const std::string& text, const std::string& where) { return parse_as<Json>(text, where); }
 
 SortedJson parse_sorted_json(const std::string& text, const std::string& where) {
-  std::vector<std::set<std::string>> open;  // names of the objects that have begun
-  using Event = SortedJson::parse_event_t;
-  return parse_as<SortedJson>(text, where, [&](int, Event event, SortedJson& value) {
-    if (event == Event::object_start) open.emplace_back();
-    if (event == Event::object_end) open.pop_back();
-    if (event == Event::key && !open.back().insert(value.get<std::string>()).second)
-      fail<ConfigError>(where, "\"{}\" is given twice, expected each name once", value.get<std::string>());
-    return true;
-  });
+  return parse_as<SortedJson>(text, where);
 }
 
 Json read_json(const fs::path& path) { return parse_json(read_text(path), path.string()); }
 
 Json parse_yaml(const std::string& text, const std::string& where) {
+  if (std::ssize(text) > kMaxYamlBytes)
+    fail<ConfigError>(where, "is too large for YAML: got {} bytes, expected at most {}", text.size(),
+                      kMaxYamlBytes);
   check_is_text(text, where);
   try {
     check_one_document(text, where);

@@ -25,9 +25,18 @@ void serve_live(LiveRun& run, int port, const std::function<void(int)>& began) {
     const int yes = 1;
     ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
   });
+  // A connection that sends half a request keeps a thread until the timeout.
+  constexpr std::size_t kThreads = 128;
+  constexpr time_t kMostWait = 2;  // seconds
+  server.new_task_queue = [] { return new httplib::ThreadPool(kThreads); };
+  server.set_read_timeout(kMostWait);
+  server.set_keep_alive_timeout(kMostWait);
+  // No page takes a body: it is not read, so nothing else can be read from the connection after it.
+  server.set_keep_alive_max_count(1);
   server.set_pre_routing_handler([](const httplib::Request& request, httplib::Response& response) {
-    if (is_local(request)) return httplib::Server::HandlerResponse::Unhandled;
-    response.status = 403;
+    const bool reads = request.method == "GET" || request.method == "HEAD";
+    if (reads && is_local(request)) return httplib::Server::HandlerResponse::Unhandled;
+    response.status = reads ? 403 : 405;
     return httplib::Server::HandlerResponse::Handled;
   });
   const auto page = [&server](const char* path, const char* type,

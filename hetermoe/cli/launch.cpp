@@ -230,8 +230,10 @@ std::vector<std::string> replanned(std::vector<std::string> words, std::optional
   if (hosts) hosts->drop(unused);
   if (const std::size_t count = count_word(words); count > 0)
     words[count] = std::to_string(std::stoll(words[count]) - static_cast<i64>(unused.size()));
-  std::cerr << fmt::format("[launch] rank {} with device {} vanished: planned anew over devices {} ({})",
-                           fmt::join(lost_ranks, ", "), fmt::join(lost, ", "), fmt::join(plan.devices, ", "),
+  std::cerr << fmt::format("[launch] {} {} with {} {} vanished: planned anew over {} {} ({})",
+                           agree(lost_ranks.size(), "rank", "ranks"), fmt::join(lost_ranks, ", "),
+                           agree(lost.size(), "device", "devices"), fmt::join(lost, ", "),
+                           agree(plan.devices.size(), "device", "devices"), fmt::join(plan.devices, ", "),
                            plan.how)
             << std::endl;
   return words;

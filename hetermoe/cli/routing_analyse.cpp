@@ -100,7 +100,7 @@ std::vector<std::string> figure_cells(const FigureRange& g, const FigureRange& f
 /// The figures of each layer, and their means; under a plan also those of its owners.
 PageTable layers_table(const TraceFigures& figures, const std::optional<UnderPlan>& plan) {
   PageTable table{"Layer by layer", {"layer", "Gini", "noise floor", "beyond noise", "max/mean"}, {}};
-  for (const i64 degree : figures.degrees) table.header.push_back(fmt::format("{} ranks", degree));
+  for (const i64 degree : figures.degrees) table.header.push_back(counted(degree, "rank"));
   table.header.push_back("drift");
   if (plan) table.header.insert(table.header.end(), {"plan's ranks", "time ratio"});
   const auto add = [&](const std::string& name, std::vector<std::string> cells,

@@ -60,6 +60,9 @@ std::vector<double> speeds_of_groups(const RoutingClusterArguments& options, con
     if (*number < 2)
       fail<ConfigError>("--groups", "got {}, expected at least 2: with one group nothing can change groups",
                         *number);
+    if (*number > header.num_experts)
+      fail<ConfigError>("--groups", "got {} groups, expected at most {}, as many as a layer has experts",
+                        *number, header.num_experts);
     return std::vector<double>(idx(*number), 1);
   }
   if (options.job.empty() && overrides.empty())
@@ -367,7 +370,7 @@ void write_page(const RoutingClusterArguments& options, const Result& r) {
 }
 
 int run_cluster(const RoutingClusterArguments& options, Overrides overrides) {
-  if (options.load_cap < 1)
+  if (!(options.load_cap >= 1))  // nor nan
     fail<ConfigError>("--load-cap", "got {}, expected at least 1, at which all groups take equally long",
                       options.load_cap);
   if (!options.output.empty()) check_output_folder(options.output);

@@ -124,10 +124,17 @@ int train(const TrainArguments& options, Job job, const Processes& processes, bo
   if (options.json || !talks) style.style = ProgressStyle::kNone;
   const bool emulated = job.clock.kind != ClockKind::kReal;
   if (emulated) style.whose_time = " of this machine's time";
-  bool key_told = false;
+  bool key_told = false, lost = false;
+  const auto check_output = [&] {
+    if (!lock || lost) return;
+    const std::string note = lock->lost();
+    lost = !note.empty();
+    if (lost) tell(note);
+  };
   Progress progress("training", job.train.steps, style);
   const auto on_step = [&](const std::string&, const StepRecord& record) {
     begun = true;
+    if (job.checkpoint.every > 0 && record.step % job.checkpoint.every == 0) check_output();
     progress.update(record.step, fmt::format("loss {:.4f}", record.loss));
     for (const std::string& warning : record.warnings) {
       if (talks && !options.json) std::cout << fmt::format("step {}: {}", record.step, warning) << std::endl;
@@ -145,6 +152,7 @@ int train(const TrainArguments& options, Job job, const Processes& processes, bo
       grows(job) ? train_growing_job(job, how, on_step, processes) : train_job(job, how, on_step, processes);
   const std::vector<StrategyRun>& runs = done.runs;
   progress.finish();
+  check_output();
   if (talks) {
     const std::filesystem::path report = write_results(job, done.model, load_cluster(done.cluster), runs);
     if (options.json)
@@ -154,7 +162,8 @@ int train(const TrainArguments& options, Job job, const Processes& processes, bo
   }
   const char* left = job.checkpoint.every > 0 ? "; the same command goes on from there"
                                               : "; without checkpoint.every nothing of it is left";
-  return code_of_end(runs, job.train.steps, left, processes);
+  const int code = code_of_end(runs, job.train.steps, left, processes);
+  return code == 0 && lost ? 1 : code;
 }
 
 int train(const TrainArguments& options, const Job& job, const Processes& processes) {

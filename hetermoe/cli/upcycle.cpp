@@ -332,6 +332,7 @@ GrowthSource find_source(const std::filesystem::path& from) {
     return out;
   }
   out.weights = out.checkpoint->path;
+  HfFolder{out.weights};  // a changed config.json is refused
   out.model = load_model(out.weights.string());
   const Json& job = out.checkpoint->info.job;
   out.model.name = std::filesystem::path(job.value("model", out.model.name)).stem().string();
@@ -347,6 +348,9 @@ int upcycle(const UpcycleArguments& options) {
         "folder of it (convert)",
         source.weights.string());
   }
+  if (source.model.num_experts > 0 && options.top_k != UpcycleArguments().top_k)
+    fail<ConfigError>("--top-k", "got {}, but {} has experts, of which a token sees {}: leave it out",
+                      options.top_k, source.model.name, source.model.top_k);
   if (shrinks(options) && options.layers.empty()) return shrink(options, source);
   if (source.checkpoint) return grow_run(options, source);
   check_hf_target(folder_path(options.to), source.weights);
@@ -419,7 +423,7 @@ std::function<int()> make_upcycle(Flags& flags) {
                   "--factor 1/2: instances that are less alike than this are not merged")
       ->capture_default_str()
       ->range(between(-1, 1));
-  flags.add_option("--top-k", options->top_k, "of a dense model's routers: experts that a token sees")
+  flags.add_option("--top-k", options->top_k, "of a model without experts: experts that a token will see")
       ->capture_default_str()
       ->range(at_least(1));
   flags.add_option("--shard-gb", options->shard_gb, "a file has at most so many 10^9 bytes of tensors")

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/index.h"
@@ -31,10 +30,10 @@ double number_at(const Json& object, std::initializer_list<const char*> path) {
   return std::atof(text_at(object, path).c_str());
 }
 
-/// A JSON file, or null while it is missing.
+/// A JSON file, or null while it is missing. Throws IoError for a folder and the like.
 Json json_or_null(const fs::path& path) {
-  std::ifstream in(path);
-  return in ? Json::parse(in, nullptr, /*allow_exceptions=*/false) : Json();
+  std::error_code code;
+  return fs::exists(path, code) ? Json::parse(read_text(path), nullptr, /*allow_exceptions=*/false) : Json();
 }
 
 /// Seconds since a file was written.

@@ -77,7 +77,7 @@ TraceHeader header_from(const std::string& text, const std::string& where) {
 }
 
 InputFile::InputFile(const std::filesystem::path& path) : name_(path.string()) {
-  file_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  file_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe without writer is refused
   struct ::stat info {};
   if (file_ < 0 || ::fstat(file_, &info) != 0) {
     const int error = errno;

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <fstream>
 #include <utility>
@@ -94,13 +95,15 @@ RoutingWriter RoutingWriter::resume(const std::filesystem::path& path, const Tra
                      "the run cannot go on with this trace: got header {}, expected {}. Take another file",
                      frames::header_text(start.header), frames::header_text(header));
   frames::Walk walk(old, start.end);
-  i64 num_frames = 0;
+  i64 num_frames = 0, last_step = 0;
   u64 end = start.end;
   while (walk.next() && walk.head().kind != frames::kEnd && walk.head().step < step) {
     ++num_frames;
+    last_step = std::max(last_step, walk.head().step);
     end = walk.offset();
   }
   RoutingWriter writer(header, path.string(), file.give(), num_frames);
+  writer.last_step_ = last_step;
   if (::ftruncate(writer.file_, static_cast<::off_t>(end)) != 0 || ::lseek(writer.file_, 0, SEEK_END) < 0)
     fail<IoError>(path.string(), "cannot be cut: {}", std::string(std::strerror(errno)));
   return writer;
@@ -110,7 +113,8 @@ RoutingWriter::RoutingWriter(RoutingWriter&& other) noexcept
     : header_(std::move(other.header_)),
       name_(std::move(other.name_)),
       file_(std::exchange(other.file_, -1)),
-      num_frames_(other.num_frames_) {}
+      num_frames_(other.num_frames_),
+      last_step_(other.last_step_) {}
 
 RoutingWriter::~RoutingWriter() {
   if (file_ >= 0) ::close(file_);

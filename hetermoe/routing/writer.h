@@ -1,5 +1,6 @@
 #pragma once
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -44,6 +45,9 @@ class RoutingWriter {
   void finish();
 
   const TraceHeader& header() const { return header_; }
+  /// After resume(): the newest step of which the file had something, 0 = there was none. Empty for a new
+  /// file.
+  const std::optional<i64>& last_step() const { return last_step_; }
 
  private:
   RoutingWriter(TraceHeader header, std::string name, int file, i64 num_frames)
@@ -55,6 +59,7 @@ class RoutingWriter {
   std::string name_;
   int file_ = -1;
   i64 num_frames_ = 0;
+  std::optional<i64> last_step_;
 };
 
 }  // namespace hetermoe

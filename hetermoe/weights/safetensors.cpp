@@ -248,7 +248,8 @@ void write_safetensors(const std::filesystem::path& path, const std::vector<Name
 }
 
 SafetensorsReader::SafetensorsReader(const std::filesystem::path& path, Checksums checksums)
-    : path_(path), file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+    : path_(path),
+      file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {  // a pipe without writer is refused
   if (file_ < 0) fail_io(path_, "open");
   try {
     read_header(checksums);
@@ -289,32 +290,57 @@ void SafetensorsReader::read_header(Checksums checksums) {
   read_bytes(text.data(), 8, length);
   try {
     const SortedJson header = parse_sorted_json(text, path_.string());
-    const SortedJson none = SortedJson::object();
-    const SortedJson& metadata = header.contains(kMetadata) ? header.at(kMetadata) : none;
+    if (!header.is_object())
+      fail<ConfigError>("header", "got {}, expected an object", describe(Json(header)));
+    SortedJson metadata = header.value(kMetadata, SortedJson());
+    if (metadata.is_null()) metadata = SortedJson::object();
+    if (!metadata.is_object())
+      fail<ConfigError>(kMetadata, "got {}, expected an object", describe(Json(metadata)));
     for (const auto& [name, json] : header.items()) {
       if (name != kMetadata) add_entry(name, json, metadata);
     }
     check_places();
     check_checksums(metadata, checksums);
-  } catch (const SortedJson::exception& error) {
-    fail<IoError>(path_.string(), "no safetensors header: {}", error.what());
   } catch (const ConfigError& error) {
     fail<IoError>(path_.string(), "no safetensors header: {}", error.what());
   }
 }
 
+namespace {
+
+const std::string& text_of(const SortedJson& json, const std::string& where) {
+  if (!json.is_string()) fail<ConfigError>(where, "got {}, expected a text", describe(Json(json)));
+  return json.get_ref<const std::string&>();
+}
+
+/// A part of what a header says of a tensor.
+const SortedJson& part_of(const SortedJson& tensor, const char* key, const std::string& name) {
+  const auto part = tensor.find(key);  // there is none in what is no object
+  if (part == tensor.end())
+    fail<ConfigError>(name, "has no {}: got {}, expected an object with dtype, shape and data_offsets", key,
+                      describe(Json(tensor)));
+  return *part;
+}
+
+}  // namespace
+
 void SafetensorsReader::add_entry(const std::string& name, const SortedJson& json,
                                   const SortedJson& metadata) {
-  const std::string dtype = json.at("dtype");
+  const std::string& dtype = text_of(part_of(json, "dtype", name), name + " dtype");
   const auto known =
       std::find_if(kDtypes.begin(), kDtypes.end(), [&](const auto& d) { return d.second == dtype; });
   if (known == kDtypes.end()) fail<IoError>(path_.string(), "{}: unknown dtype {}", name, dtype);
   Entry entry{.head = {name, known->first, {}}, .begin = 0, .end = 0, .checksum = {}};
-  read_value(Json(json.at("shape")), entry.head.shape, path_.string() + " " + name, at_least(0));
-  read_value(Json(json.at("data_offsets").at(0)), entry.begin, path_.string() + " " + name, at_least(0));
-  read_value(Json(json.at("data_offsets").at(1)), entry.end, path_.string() + " " + name, at_least(0));
+  read_value(Json(part_of(json, "shape", name)), entry.head.shape, name + " shape", at_least(0));
+  const SortedJson& offsets = part_of(json, "data_offsets", name);
+  if (!offsets.is_array() || offsets.size() != 2)
+    fail<ConfigError>(name + " data_offsets",
+                      "got {}, expected where the tensor begins and ends: [0, 8], say",
+                      describe(Json(offsets)));
+  read_value(Json(offsets[0]), entry.begin, name + " data_offsets", at_least(0));
+  read_value(Json(offsets[1]), entry.end, name + " data_offsets", at_least(0));
   const auto sum = metadata.find(kChecksum + name);
-  if (sum != metadata.end()) entry.checksum = sum->get<std::string>();
+  if (sum != metadata.end()) entry.checksum = text_of(*sum, sum.key());
   const std::optional<i64> bytes =
       bytes_of(entry.head.shape, static_cast<i64>(c10::elementSize(known->first)));
   if (!bytes) fail<IoError>(path_.string(), "{}: has no possible shape: {}", name, json.at("shape").dump());

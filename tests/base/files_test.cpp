@@ -1,4 +1,6 @@
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <filesystem>
 
@@ -34,6 +36,29 @@ TEST(ReadText, ASparseFileOfATerabyteIsNotRead) {
   fs::resize_file(path, std::uintmax_t{1} << 40);
   EXPECT_TRUE(has(error_of<IoError>([&] { read_yaml(path); }), "got 1099511627776 bytes"));
   EXPECT_TRUE(has(error_of<IoError>([&] { read_json(path); }), "got 1099511627776 bytes"));
+}
+
+TEST(ReadText, AFolderIsNoFile) {
+  const WorkFolder folder;
+  EXPECT_EQ(error_of<IoError>([&] { read_text(folder.path()); }),
+            "[" + folder.path().string() + "] is a folder, expected a file");
+}
+
+TEST(ReadText, ANamedPipeIsRefusedInsteadOfWaitedFor) {
+  const WorkFolder folder;
+  ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
+  EXPECT_EQ(error_of<IoError>([&] { read_text(folder / "pipe"); }),
+            "[" + folder / "pipe" +
+                "] is a named pipe, expected a file. Write its text to a file, or name /dev/stdin");
+}
+
+TEST(ReadText, APipeThatIsOpenAlreadyIsRead) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  ASSERT_EQ(::write(ends[1], "a: 1", 4), 4);
+  ::close(ends[1]);
+  EXPECT_EQ(read_text(fmt::format("/dev/fd/{}", ends[0])), "a: 1");
+  ::close(ends[0]);
 }
 
 TEST(ReadText, ANameThatIsTooLongIsAnError) {

@@ -2,8 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "hetermoe/base/error.h"
+#include "hetermoe/base/sorted_json.h"
 #include "tests/support/error_of.h"
+#include "tests/support/processor_time.h"
 
 namespace hetermoe {
 namespace {
@@ -20,8 +24,55 @@ TEST(Json, TruncatedTextSaysSo) {
             "[f:2] not valid JSON (byte 13 of 12): the text ends too early; is the file truncated?");
 }
 
+/// How much longer four times `names` names of an object take: 4 where the time grows with the text, else up
+/// to 16.
+template <class Parse>
+double growth_of_time(const Parse& parse, int names, const std::string& value) {
+  const auto time_of = [&](int count) {
+    std::string text = "{";
+    for (int i = 1; i < count; ++i) text += fmt::format("\"name{}\": {},\n", i, value);
+    text += fmt::format("\"last\": {}}}", value);
+    Seconds least = 1e9;
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      const Seconds start = testing::processor_time();
+      EXPECT_EQ(parse(text, "f").size(), static_cast<std::size_t>(count));
+      least = std::min(least, testing::processor_time() - start);
+    }
+    return least;
+  };
+  return time_of(4 * names) / time_of(names);
+}
+
+TEST(Json, TheTimeOfAnObjectGrowsAsItsNames) {
+  EXPECT_LT(growth_of_time(parse_json, 10000, "{\"a\": [1]}"), 8);
+  EXPECT_LT(growth_of_time(parse_sorted_json, 10000, "{\"a\": [1]}"), 8);
+}
+
+TEST(Yaml, TheTimeOfAMappingGrowsAsItsKeys) { EXPECT_LT(growth_of_time(parse_yaml, 30000, "1"), 8); }
+
+TEST(Json, ValuesAreThoseOfTheLibrary) {
+  for (
+      const std::string text :
+      {R"({"b": {"y": [], "x": {}}, "a": [1, -2, 3.5, 18446744073709551615, true, null, "\u00e9", [[{"z": 0}]]]})",
+       R"([{"a": 1}, {"a": 2}])", R"("text")", "-7", "null", " [ ] "}) {
+    EXPECT_EQ(parse_json(text, "f"), Json::parse(text)) << text;
+    EXPECT_EQ(parse_json(text, "f").dump(), Json::parse(text).dump()) << text;  // the order, too
+    EXPECT_EQ(parse_sorted_json(text, "f"), SortedJson::parse(text)) << text;
+  }
+}
+
+TEST(Json, OfANameThatStandsTwiceTheLastValueCountsOrItIsAnError) {
+  const std::string text = R"({"a": 1, "b": {"a": 2}, "a": [3], "c": 4})";
+  EXPECT_EQ(parse_json(text, "f").dump(), R"({"a":[3],"b":{"a":2},"c":4})");
+  EXPECT_EQ(error_of<ConfigError>([&] { parse_sorted_json(text, "f"); }),
+            "[f] \"a\" is given twice, expected each name once");
+  EXPECT_EQ(error_of<ConfigError>([&] { parse_sorted_json(R"({"b": {"c": 1, "c": 1}})", "f"); }),
+            "[f] \"c\" is given twice, expected each name once");
+  EXPECT_EQ(parse_sorted_json(R"([{"a": 1}, {"a": {"a": 2}}])", "f").dump(), R"([{"a":1},{"a":{"a":2}}])");
+}
+
 TEST(Json, NumbersThatNoDoubleHoldsAreErrors) {
-  EXPECT_NE(json_error("{\"a\": 1e999}").find("[f] not usable JSON: "), std::string::npos);
+  EXPECT_EQ(json_error("{\"b\": 1,\n\"a\": 1e999}"), "[f:2] number 1e999 is too large or too small");
   EXPECT_EQ(yaml_error("b: 1\na: 1e999"), "[f:2] number 1e999 is too large or too small");
 }
 
@@ -42,6 +93,8 @@ TEST(Json, DeepNestingIsAnErrorNotACrash) {
     std::string deep;
     for (int i = 0; i < 100000; ++i) deep += open;
     EXPECT_EQ(json_error(deep), "[f:1] nested more than 200 levels deep");
+    EXPECT_EQ(error_of<ConfigError>([&] { parse_sorted_json(deep, "f"); }),
+              "[f:1] nested more than 200 levels deep");
   }
   EXPECT_NE(yaml_error(std::string(5000, '[')), "no error");
   EXPECT_EQ(json_error("[\"" + std::string(500, '[') + "\\\"[\"]"),
@@ -71,6 +124,28 @@ TEST(Yaml, AliasesThatNeverEndAreErrors) {
     for (int j = 0; j < 10; ++j) laughs += fmt::format("*a{}{}", i - 1, j < 9 ? ", " : "]\n");
   }
   EXPECT_NE(yaml_error(laughs).find("too deeply nested or too long"), std::string::npos);
+}
+
+TEST(Yaml, AliasesThatMakeMuchOfLittleAreErrors) {
+  std::string text = "a: &x " + std::string(1 << 20, 'x') + "\nb: [*x";
+  for (int i = 0; i < 13; ++i) text += ", *x";
+  EXPECT_EQ(parse_yaml(text + "]\n", "f").at("b").size(), 14u);
+  EXPECT_EQ(yaml_error(text + ", *x]\n"),
+            "[f:1] aliases make the text too large: expected at most 16777216 bytes in all");
+  // Keys of a mapping count, too.
+  std::string keys = "a: &x {" + std::string(1000, 'k') + ": 1}\nb: [*x";
+  for (int i = 0; i < 20000; ++i) keys += ", *x";
+  EXPECT_EQ(yaml_error(keys + "]\n"),
+            "[f:1] aliases make the text too large: expected at most 16777216 bytes in all");
+}
+
+TEST(Yaml, ATextIsRefusedBeforeItTakesLong) {
+  std::string text = "a: " + std::string((1 << 22) - 3, 'x');
+  EXPECT_EQ(parse_yaml(text, "f").at("a").get<std::string>().size(), (1u << 22) - 3);
+  EXPECT_EQ(yaml_error(text + "x"), "[f] is too large for YAML: got 4194305 bytes, expected at most 4194304");
+  std::string list = "- [";
+  for (int i = 0; i < 1000000; ++i) list += "a,";
+  EXPECT_EQ(yaml_error(list + "a]\n"), "[f:1] has too many keys and values: expected at most 1000000");
 }
 
 TEST(Yaml, OnlyOneDocument) {

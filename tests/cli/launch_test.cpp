@@ -130,6 +130,9 @@ TEST(LaunchHostfile, TheSlotsOfVanishedRanksAreUsedNoMore) {
   EXPECT_NE(result.out.find("n1 slots=1\nn2 slots=2\nn3 slots=1\n"), std::string::npos) << result.out;
   EXPECT_TRUE(result.out.ends_with("n1 slots=1\nn2 slots=1\n")) << result.out;
   EXPECT_NE(result.out.find("-np 2 "), std::string::npos) << result.out;
+  EXPECT_NE(result.err.find("[launch] ranks 1, 3 with devices 1, 3 vanished: planned anew over device"),
+            std::string::npos)
+      << result.err;
 }
 
 TEST(LaunchHostfile, WhatIsWrongIsNamed) {

@@ -63,7 +63,10 @@ TEST(RoutingCommand, ClusterRefusesWhatItCannotDo) {
   EXPECT_TRUE(
       contains(error({"--groups", "2", "--load-cap", "0.9"}), "[--load-cap] got 0.9, expected at least 1"));
   EXPECT_TRUE(contains(error({"--groups", "1"}), "expected at least 2"));
+  EXPECT_TRUE(contains(error({"--groups", "2", "--load-cap", "nan"}), "[--load-cap] got nan, expected"));
   EXPECT_TRUE(contains(error({"--groups", "1000"}), "expected at most"));
+  // No machine has room for as many: refused before a list of them is made.
+  EXPECT_TRUE(contains(error({"--groups", "1000000000000000"}), "[--groups] got 1000000000000000 groups"));
   EXPECT_TRUE(contains(error({"--groups", "node"}), "without a job"));
   EXPECT_TRUE(
       contains(error({"--groups", "2", "--clusters", "100"}), "[--clusters] got 100, expected 2 to 8"));

@@ -44,6 +44,8 @@ TEST(RoutingCommand, AnalysesATraceWithAndWithoutAJob) {
   ASSERT_EQ(alone.code, 0) << alone.err;
   for (const char* part : {"Gini", "noise floor", "2 ranks", "band by the Gini coefficient", "wrote "})
     EXPECT_TRUE(contains(alone.out, part)) << part << "\n" << alone.out;
+  EXPECT_TRUE(contains(alone.out, "1 rank ")) << alone.out;
+  EXPECT_FALSE(contains(alone.out, "1 ranks")) << alone.out;
   EXPECT_TRUE(contains(read_text(folder / "page/routing.html"), "class=\"cell\""));
   EXPECT_TRUE(read_text(folder / "page/routing.csv").starts_with("layer,expert,copies,share\n"));
   const ProgramResult under = run_with_job({"routing", "analyse", path, "--json"}, {"--strategy", "ep"});

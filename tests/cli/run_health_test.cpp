@@ -1,7 +1,10 @@
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <sstream>
+#include <thread>
 
 #include "tests/cli/program.h"
 
@@ -47,6 +50,26 @@ TEST(Output, ARunThatGoesOnReplacesNothingAndSaysSo) {
 
 ProgramResult verify_step(const WorkFolder& folder, const std::string& step) {
   return run_hetermoe({"verify", folder / "run/job.json", "--step", step});
+}
+
+TEST(Output, AFolderThatIsMovedUnderARunIsMissedAtItsEnd) {
+  const WorkFolder folder;
+  Child run(HM_BINARY_DIR "/hetermoe", train_words(folder, {"--train.steps", "300", "--checkpoint.every", "0",
+                                                            "--clock.kind", "virtual"}));
+  const auto has_begun = [&] {
+    std::error_code code;
+    const std::uintmax_t size = std::filesystem::file_size(folder / "run/metrics.jsonl", code);
+    return !code && size > 0;
+  };
+  for (int tries = 0; tries < 60000 && !has_begun(); ++tries)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  std::filesystem::rename(folder / "run", folder / "moved");
+  const ProgramResult result = run.wait();
+  EXPECT_EQ(result.code, 1) << result.err;
+  EXPECT_TRUE(contains(result.out, folder / "run" + " was moved to ")) << result.out;
+  EXPECT_TRUE(contains(result.out, "/moved during the run: metrics.jsonl")) << result.out;
+  EXPECT_TRUE(std::filesystem::exists(folder / "run/summary.json"));
+  EXPECT_TRUE(std::filesystem::exists(folder / "moved/metrics.jsonl"));
 }
 
 TEST(VerifyStep, AStepIsRepeatedToTheBitFromItsCheckpoint) {

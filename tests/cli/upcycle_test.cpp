@@ -165,6 +165,17 @@ TEST(UpcycleCommand, ARunGoesOnWithMoreExperts) {
   EXPECT_EQ(load_model(newest->path.string()).num_experts, 12);
   const ProgramResult fisher = run("upcycle", {folder / "run", "-o", folder / "fisher", "--score", "fisher"});
   EXPECT_EQ(fisher.code, 0) << fisher.err;
+  // A configuration that was changed in a checkpoint would grow another model than the run has trained.
+  const fs::path config = checkpoint_in(folder / "run", [](const std::string&) {})->path / "config.json";
+  Json changed = read_json(config);
+  changed["rope_theta"] = 12345.0;
+  write_text(config, changed.dump());
+  const ProgramResult refused =
+      run("upcycle", {folder / "run", "-o", folder / "changed", "--mode", "wide-k"});
+  EXPECT_NE(refused.code, 0);
+  EXPECT_NE(refused.err.find("config.json] is not what checkpoint.json has of it"), std::string::npos)
+      << refused.err;
+  EXPECT_FALSE(fs::exists(folder / "changed"));
 }
 
 TEST(UpcycleCommand, WhatIsWrongIsToldInOneSentence) {
@@ -187,6 +198,8 @@ TEST(UpcycleCommand, WhatIsWrongIsToldInOneSentence) {
   expect({mixtral, "-o", out, "--factor", "1/3"}, "expected a divisor of it");
   expect({mixtral, "-o", out, "--experts", "10"}, "expected a multiple of the 4 experts");
   expect({mixtral, "-o", out, "--experts", "8", "--factor", "2"}, "expected one of them");
+  expect({mixtral, "-o", out, "--top-k", "99"}, "[--top-k] got 99, but ");
+  expect({parity_folder("qwen3_moe"), "-o", out, "--layers", "1", "--top-k", "1"}, "[--top-k] got 1, but ");
   expect({mixtral, "-o", mixtral}, "is the folder that the weights are read from");
   expect({mixtral, "-o", folder / "full"}, "holds other files");
   expect({mixtral, "-o", out, "--mode", "wider"}, "unknown value \"wider\"");

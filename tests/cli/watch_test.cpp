@@ -11,24 +11,35 @@
 namespace hetermoe {
 namespace {
 
-/// What a server on this machine answers, head and body.
-std::string get(int port, const std::string& path, const std::string& host = "127.0.0.1") {
+/// A connection to a server on this machine, over which a text was sent; -1 = there is none.
+int connection(int port, const std::string& text) {
   const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<std::uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  std::string answer;
-  if (::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) {
-    const std::string ask =
-        fmt::format("GET {} HTTP/1.1\r\nHost: {}:{}\r\nConnection: close\r\n\r\n", path, host, port);
-    EXPECT_EQ(::send(fd, ask.data(), ask.size(), 0), static_cast<ssize_t>(ask.size()));
-    char part[4096];
-    for (ssize_t got; (got = ::recv(fd, part, sizeof part, 0)) > 0;)
-      answer.append(part, static_cast<std::size_t>(got));
+  if (::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+    ::close(fd);
+    return -1;
   }
-  ::close(fd);
-  return answer;
+  EXPECT_EQ(::send(fd, text.data(), text.size(), MSG_NOSIGNAL), static_cast<ssize_t>(text.size()));
+  return fd;
+}
+
+/// What a server on this machine answers, head and body.
+std::string answer(int port, const std::string& ask) {
+  const int fd = connection(port, ask);
+  std::string text;
+  char part[4096];
+  for (ssize_t got; fd >= 0 && (got = ::recv(fd, part, sizeof part, 0)) > 0;)
+    text.append(part, static_cast<std::size_t>(got));
+  if (fd >= 0) ::close(fd);
+  return text;
+}
+
+std::string get(int port, const std::string& path, const std::string& host = "127.0.0.1") {
+  return answer(port,
+                fmt::format("GET {} HTTP/1.1\r\nHost: {}:{}\r\nConnection: close\r\n\r\n", path, host, port));
 }
 
 /// A server that shows a folder.
@@ -64,6 +75,28 @@ TEST(Watch, ServesTheRunUntilInterrupted) {
   EXPECT_EQ(taken.code, 1);
   EXPECT_TRUE(contains(taken.err, "cannot listen on 127.0.0.1")) << taken.err;
   server.child.signal(SIGINT);
+  EXPECT_EQ(server.child.wait().code, 0);
+}
+
+TEST(Watch, NoBodyIsReadAndHalfRequestsHoldNobodyUp) {
+  const WorkFolder folder;
+  std::ofstream(folder / "metrics.jsonl") << "{\"step\": 7, \"loss\": 1.25}\n";
+  Server server(folder.path());
+  if (!server.is_built_in()) GTEST_SKIP() << server.child.err();
+  const int port = server.port;
+  // The answer comes although the body never does, and after it the connection ends.
+  for (const char* body : {"Content-Length: 314572800", "Transfer-Encoding: chunked", "Origin: http://a.b"})
+    EXPECT_TRUE(
+        contains(answer(port, fmt::format("POST / HTTP/1.1\r\nHost: 127.0.0.1:{}\r\n{}\r\n\r\n", port, body)),
+                 " 405 "))
+        << body;
+  std::vector<int> open;
+  for (int i = 0; i < 200; ++i) open.push_back(connection(port, "GET / HT"));
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_TRUE(contains(get(port, "/"), "<dd>7</dd>"));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
+  for (const int fd : open) ::close(fd);
+  server.child.signal(SIGTERM);
   EXPECT_EQ(server.child.wait().code, 0);
 }
 
@@ -122,6 +155,17 @@ TEST(Report, AFolderWithoutARunIsRefused) {
                        "--output` leave them"))
       << result.err;
   EXPECT_FALSE(std::filesystem::exists(folder / "page.html"));
+}
+
+TEST(Report, AFolderInThePlaceOfAFileIsNamed) {
+  for (const std::string name : {"summary.json", "experts.json"}) {
+    const WorkFolder folder;
+    std::ofstream(folder / "metrics.jsonl") << "{\"step\": 7, \"loss\": 1.25}\n";
+    std::filesystem::create_directory(folder / name);
+    const ProgramResult result = run_hetermoe({"report", folder.path(), "-o", folder / "page.html"});
+    EXPECT_NE(result.code, 0);
+    EXPECT_EQ(result.err, "[" + folder / name + "] is a folder, expected a file\n");
+  }
 }
 
 TEST(Watch, WrongFoldersAreNamed) {

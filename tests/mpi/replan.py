@@ -114,7 +114,7 @@ def main():
         run(train_words(args.program, whole))
         err = launch_and_kill(args.program, lost, args.rank)
         left = [d for d in range(4) if d != args.rank]
-        if f"rank {args.rank} with device {args.rank} vanished: planned anew over devices " not in err:
+        if f"rank {args.rank} with device {args.rank} vanished: planned anew over device" not in err:
             sys.exit("launch did not name the lost device:\n" + err[-3000:])
         job = json.loads((lost / "job.json").read_text())
         plan = json.loads((lost / "plan.json").read_text())

@@ -350,6 +350,29 @@ TEST(RoutingTrace, StepsAreJoined) {
                        "has no whole step from 5 to 9: got steps 2 to 4"));
 }
 
+TEST(RoutingWriter, AResumedTraceThatWasCutTellsItsLastStep) {
+  const WorkFolder folder;
+  const std::string path = folder / "cut.routes";
+  std::uintmax_t before = 0, after = 0;
+  {
+    RoutingWriter writer(path, golden_header());
+    before = std::filesystem::file_size(path);
+    writer.step(golden_step());
+    after = std::filesystem::file_size(path);
+    TraceStep second = golden_step();
+    second.step = 3;
+    writer.step(second);
+  }
+  const auto last_step = [&] { return RoutingWriter::resume(path, golden_header(), 9).last_step(); };
+  EXPECT_EQ(last_step(), 3);
+  std::filesystem::resize_file(path, after);
+  EXPECT_EQ(last_step(), 2);
+  std::filesystem::resize_file(path, before);
+  EXPECT_EQ(last_step(), 0);
+  std::filesystem::remove(path);
+  EXPECT_EQ(last_step(), std::nullopt);
+}
+
 TEST(RoutingWriter, AResumedTraceIsThatOfAnUnbrokenRun) {
   const WorkFolder folder;
   TraceStep second = golden_step(), third = golden_step();
@@ -364,6 +387,7 @@ TEST(RoutingWriter, AResumedTraceIsThatOfAnUnbrokenRun) {
       if (ended) writer.finish();
     }
     RoutingWriter again = RoutingWriter::resume(path, golden_header(), 4);
+    EXPECT_EQ(again.last_step(), golden_step().step);
     again.step(second);
     again.step(third);
     again.finish();

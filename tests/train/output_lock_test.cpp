@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <fstream>
+#include <optional>
 #include <thread>
 
 #include "hetermoe/comm/processes.h"
@@ -32,6 +33,45 @@ TEST(OutputLock, TheOwnerIsNamedAndTheFolderFreeAfterwards) {
   EXPECT_TRUE(folder.contents().empty());  // nothing was written
   const OutputLock again(output);
   EXPECT_EQ(again.note(), "");
+}
+
+TEST(OutputLock, AFolderThatWasMovedOrRemovedIsMissed) {
+  const WorkFolder folder;
+  const std::string output = folder / "out", other = folder / "other";
+  {
+    const OutputLock lock(output);
+    EXPECT_EQ(lock.lost(), "");
+    std::filesystem::rename(output, other);
+    const std::string moved =
+        output + " was moved to " + std::filesystem::canonical(other).string() +
+        " during the run: metrics.jsonl and earlier checkpoints are there. What else the "
+        "run has written since is in a new folder " +
+        output;
+    EXPECT_EQ(lock.lost(), moved);
+    const OutputLock another_run(output);
+    EXPECT_EQ(lock.lost(), moved);
+    EXPECT_EQ(another_run.lost(), "");
+  }
+  EXPECT_EQ(folder.contents(), (std::vector<std::string>{"other", "other/.lock"}));
+  const OutputLock lock(output);
+  std::filesystem::remove(std::filesystem::path(output) / ".lock");
+  EXPECT_EQ(lock.lost(), "");  // the folder is there
+  std::filesystem::remove_all(output);
+  EXPECT_EQ(lock.lost(),
+            output +
+                " was removed during the run: metrics.jsonl and earlier checkpoints are lost. What "
+                "the run has written since is in a new folder of this name");
+  std::filesystem::create_directory(output);
+  EXPECT_NE(lock.lost(), "");
+}
+
+TEST(OutputLock, ALockOfAnotherRunIsNotRemoved) {
+  const WorkFolder folder;
+  std::optional<OutputLock> first(std::in_place, folder / "out");
+  std::filesystem::rename(folder / "out", folder / "other");
+  const OutputLock second(folder / "out");
+  first.reset();
+  EXPECT_TRUE(std::filesystem::exists(folder / "out/.lock"));
 }
 
 TEST(OutputLock, LiesBesideAFolderThatIsReplacedAsAWhole) {

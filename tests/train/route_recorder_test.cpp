@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "hetermoe/routing/trace_routing.h"
@@ -115,6 +116,30 @@ TEST(RouteRecorder, AResumedRunGoesOnWithItsTrace) {
   EXPECT_EQ(a.steps(), b.steps());
   EXPECT_EQ(read_text(folder / "cut.routes").size(), whole.size());
   EXPECT_TRUE(b.notes().empty());
+}
+
+TEST(RouteRecorder, AResumedRunSaysThatItsTraceWasCut) {
+  const WorkFolder folder;
+  for (const char* every : {"1", "2"}) {
+    const std::string name = std::string("cut") + every, trace = folder / (name + ".routes");
+    const Settings settings =
+        in_fp64({{"checkpoint.every", "2"}, {"routing.record", trace}, {"routing.every", every}});
+    TinyRun first(folder / name, settings);
+    first.job.train.steps = 4;
+    first.run();
+    std::filesystem::resize_file(trace, std::filesystem::file_size(trace) / 2);
+    TinyRun again(folder / name, settings);
+    const std::vector<std::string> notes = again.run().outcome.notes;
+    const std::string begin = "routing.record: " + trace + " ends at step ";
+    const std::string end =
+        fmt::format(", expected step {}: the steps between are missing. Was the file cut?",
+                    std::string(every) == "1" ? 4 : 3);
+    EXPECT_EQ(std::count_if(
+                  notes.begin(), notes.end(),
+                  [&](const std::string& note) { return note.starts_with(begin) && note.ends_with(end); }),
+              1)
+        << ::testing::PrintToString(notes);
+  }
 }
 
 TEST(RouteRecorder, ATraceUnderTheRunsPlanIsWhatTheExecutorReported) {

@@ -37,6 +37,13 @@ std::string text_of(const Json& owner) {
   return fmt::format("process {} on {}", owner["process"].dump(), owner["host"].dump());
 }
 
+bool leads_to(const fs::path& path, int file) {
+  struct stat there {
+  }, open{};
+  return ::fstat(file, &open) == 0 && ::stat(path.c_str(), &there) == 0 && open.st_ino == there.st_ino &&
+         open.st_dev == there.st_dev;
+}
+
 fs::path lock_file(const fs::path& folder, bool beside) {
   if (!beside) return folder / ".lock";
   return fs::absolute(folder).parent_path() / fmt::format(".{}.lock", folder.filename().string());
@@ -66,6 +73,7 @@ OutputLock::OutputLock(const fs::path& locked, OutputLockOptions options)
   if (::ftruncate(file_, 0) != 0 ||
       ::write(file_, line.data(), line.size()) != static_cast<ssize_t>(line.size()))
     fail<IoError>(path_.string(), "cannot write: {}", std::strerror(errno));
+  if (!options_.beside) folder_file_ = ::open(folder.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC);
   try {
     beat_ = std::jthread([file = file_, pause = options_.beat](const std::stop_token& stop) {
       std::mutex mutex;
@@ -87,9 +95,28 @@ OutputLock::~OutputLock() {
     beat_.join();
   }
   std::error_code code;
-  fs::remove(path_, code);  // while it is locked: nobody else holds this file
+  // While it is locked: nobody else holds this file. In a folder that took this one's place lies another.
+  if (leads_to(path_, file_)) fs::remove(path_, code);
   ::close(file_);
+  if (folder_file_ >= 0) ::close(folder_file_);
   for (const fs::path& folder : made_) fs::remove(folder, code);  // unless something was written there
+}
+
+std::string OutputLock::lost() const {
+  struct stat there {};
+  if (folder_file_ < 0 || leads_to(folder_, folder_file_) || leads_to(path_, file_)) return "";
+  if (::stat(folder_.c_str(), &there) != 0 && errno != ENOENT && errno != ENOTDIR) return "";  // no answer
+  std::error_code code;
+  const std::string place = fs::read_symlink(fmt::format("/proc/self/fd/{}", folder_file_), code).string();
+  if (code || place.ends_with(" (deleted)"))
+    return fmt::format(
+        "{} was removed during the run: metrics.jsonl and earlier checkpoints are lost. What the run has "
+        "written since is in a new folder of this name",
+        folder_.string());
+  return fmt::format(
+      "{} was moved to {} during the run: metrics.jsonl and earlier checkpoints are there. What else the run "
+      "has written since is in a new folder {}",
+      folder_.string(), place, folder_.string());
 }
 
 void OutputLock::refuse(const std::string& owner) const {
@@ -114,10 +141,7 @@ bool OutputLock::take() {
     note_ = fmt::format("the file system of {} has no locks ({}): see that no other run writes there",
                         folder_.string(), std::strerror(errno));
   }
-  struct stat locked {
-  }, there{};
-  const bool same = ::fstat(file_, &locked) == 0 && ::stat(path_.c_str(), &there) == 0 &&
-                    locked.st_ino == there.st_ino && locked.st_dev == there.st_dev;
+  const bool same = leads_to(path_, file_);
   if (!same) ::close(file_);
   return same;
 }

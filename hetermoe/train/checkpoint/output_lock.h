@@ -32,6 +32,9 @@ class OutputLock {
   /// What the user should know: whose lock was taken over, or that this file system has no locks. Empty =
   /// nothing.
   const std::string& note() const { return note_; }
+  /// Where the files of a run lie whose folder was moved or removed since it was locked. Empty = it is there.
+  /// Not for a lock beside the folder.
+  std::string lost() const;
 
  private:
   void open_file();
@@ -42,7 +45,7 @@ class OutputLock {
   std::vector<std::filesystem::path> made_;  ///< folders, the deepest first
   std::filesystem::path folder_, path_;
   OutputLockOptions options_;
-  int file_ = -1;
+  int file_ = -1, folder_file_ = -1;
   std::string note_;
   std::jthread beat_;
 };

@@ -16,6 +16,7 @@ class RecorderPart : public RunPart, public RouteReader {
                       run_.text.recorded(TextCondition::kText));
     // Not before: a file that is no trace is refused.
     if (replaces) run_.tell(fmt::format("routing.record: {} is there and is written anew", record));
+    if (!recorder_->note().empty()) run_.tell(recorder_->note());
   }
 
   void end_run() override {

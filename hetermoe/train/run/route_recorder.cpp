@@ -94,10 +94,17 @@ RouteRecorder::RouteRecorder(const Job& job, const ModelConfig& model, const Pro
   check_folder(options_, processes);
   const std::filesystem::path path = file_of(options_, processes);
   check_is_not_replayed(path, options_);
-  if (first_step > 0)
-    writer_.emplace(RoutingWriter::resume(path, header, first_step + 1));
-  else
+  if (first_step == 0) {
     writer_.emplace(path, header);
+    return;
+  }
+  writer_.emplace(RoutingWriter::resume(path, header, first_step + 1));
+  const i64 expected = (first_step - 1) / options_.every * options_.every + 1;
+  if (writer_->last_step().value_or(expected) < expected)
+    note_ = fmt::format(
+        "routing.record: {} ends at step {}, expected step {}: the steps between are missing. Was the file "
+        "cut?",
+        path.string(), *writer_->last_step(), expected);
 }
 
 /// A run: what was taken of sequences that follow each other.

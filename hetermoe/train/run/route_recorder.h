@@ -30,6 +30,8 @@ class RouteRecorder {
   RouteRecorder(const Job& job, const ModelConfig& model, const Processes& processes, i64 first_step,
                 RecordedText text);
 
+  /// Of a trace that goes on and has less than it should; empty = nothing is missing.
+  const std::string& note() const { return note_; }
   bool records(i64 step) const { return step % options_.every == 0; }
   /// After a step that was recorded. first_sequence: number of its first sequence in the run; taken: as
   /// RouteCollector::finish() has it.
@@ -45,6 +47,7 @@ class RouteRecorder {
   RecordedText text_;
   i64 seq_len_;
   std::optional<RoutingWriter> writer_;
+  std::string note_;
 };
 
 }  // namespace hetermoe
