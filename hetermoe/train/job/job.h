@@ -358,7 +358,8 @@ struct Job {
     v("model", model, "a name of configs/models, a config.json or its folder");
     v("cluster", cluster, "a name of configs/clusters, a YAML file, or a hostfile (HOST slots=N type=NAME)");
     v("strategy", strategy,
-      "who fills the plan: single, ep, ep-overlap, dist-ep, zebra, pp-ep, pp-zebra, af-pipe, roundpipe");
+      "who fills the plan: single, ep, ep-overlap, dist-ep, zebra, pp-ep, pp-zebra, af-pipe, sp-ep, "
+      "roundpipe");
     v("output", output, "folder of results");
     v("train", train, "the training run");
     v("plan", plan, "the plan");
