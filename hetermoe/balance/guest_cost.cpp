@@ -15,6 +15,7 @@ class Pricer {
       : cost_(cost),
         placement_(placement),
         work_(placement, model, cluster),
+        cluster_(cluster),
         owners_(placement.owners(group, layer)),
         layer_{.kind = OpKind::kExperts,
                .group = static_cast<std::int16_t>(group),
@@ -38,11 +39,43 @@ class Pricer {
     return sum;
   }
 
+  /// Of the device's attention part, forward and backward.
+  Seconds attention(std::size_t owner) const {
+    Seconds sum = 0;
+    for (const Phase phase : {Phase::kForward, Phase::kBackward}) {
+      Op op = layer_;
+      op.kind = OpKind::kAttention;
+      op.phase = phase;
+      const ComputeWork work = work_.compute_work(op, owners_[owner], nullptr);
+      if (work.tokens > 0) sum += cost_.compute(work);
+    }
+    return sum;
+  }
+
+  /// Weights of a guest, forward.
+  Seconds lend(std::size_t owner) const { return transfer(OpKind::kLend, Phase::kForward, owner); }
+
+  /// Weights of a guest, forward and backward, and its gradients.
+  Seconds whole_way(std::size_t owner) const {
+    return lend(owner) + transfer(OpKind::kLend, Phase::kBackward, owner) +
+           transfer(OpKind::kSettle, Phase::kBackward, owner);
+  }
+
+  /// Guests that an owner may lend at once: all that the others of its node have slots for.
+  i64 most_lent(std::size_t owner, i64 slots) const {
+    const auto is_peer = [&](DeviceId other) {
+      return other != owners_[owner] && cluster_.node_of(other) == cluster_.node_of(owners_[owner]);
+    };
+    return std::max<i64>(1, slots * std::count_if(owners_.begin(), owners_.end(), is_peer));
+  }
+
+ private:
   /// Of one guest more on an owner that others have guests of, too.
-  Seconds lend(std::size_t owner) const {
+  Seconds transfer(OpKind kind, Phase phase, std::size_t owner) const {
     if (owners_.size() < 2) return 0;
     Op op = layer_;
-    op.kind = OpKind::kLend;
+    op.kind = kind;
+    op.phase = phase;
     const auto seconds = [&](std::size_t count) {
       ExchangeLoad load;
       const Guest guest{.expert = 0, .from = owner == 0 ? 1 : 0, .to = static_cast<i32>(owner)};
@@ -53,10 +86,10 @@ class Pricer {
     return seconds(2) - seconds(1);
   }
 
- private:
   const CostModel& cost_;
   const Placement& placement_;
   WorkModel work_;
+  const Cluster& cluster_;
   const std::vector<DeviceId>& owners_;
   Op layer_;
 };
@@ -64,14 +97,20 @@ class Pricer {
 }  // namespace
 
 std::vector<i64> guest_costs(const CostModel& cost, const Placement& placement, const ModelConfig& model,
-                             const Cluster& cluster, i32 group, i32 layer, double copies, bool foreseen) {
+                             const Cluster& cluster, i32 group, i32 layer, double copies,
+                             const GuestTerms& terms) {
   const Pricer pricer(cost, placement, model, cluster, group, layer);
   copies = std::max(copies, 1.0);
   std::vector<i64> out;
   for (std::size_t o = 0; o < placement.owners(group, layer).size(); ++o) {
     const Seconds alone = pricer.experts(o, copies, 0);
     const Seconds copy = std::max((pricer.experts(o, 2 * copies, 0) - alone) / copies, 1e-15);
-    const Seconds guest = pricer.experts(o, copies, 1) - alone + (foreseen ? 0 : pricer.lend(o));
+    Seconds way = pricer.lend(o);
+    if (terms.foreseen) {
+      const Seconds hidden = (pricer.attention(o) + alone) / real(pricer.most_lent(o, terms.slots));
+      way = std::max(0.0, pricer.whole_way(o) - hidden);
+    }
+    const Seconds guest = pricer.experts(o, copies, 1) - alone + way;
     out.push_back(std::llround(std::clamp(std::ceil(guest / copy), 0.0, 1e9)));
   }
   return out;

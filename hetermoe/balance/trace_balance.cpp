@@ -193,7 +193,8 @@ std::vector<i64> TraceBalance::guest_cost(const TraceBalanceOptions& options) co
     for (const i64 layer : layers_) {
       const auto l = static_cast<i32>(layer);
       const std::vector<i64> costs =
-          guest_costs(*cost_, placement_, model_, cluster_, g, l, copies, options.knows == Knows::kForesight);
+          guest_costs(*cost_, placement_, model_, cluster_, g, l, copies,
+                      {.slots = options.guests, .foreseen = options.knows == Knows::kForesight});
       const std::vector<DeviceId>& owners = placement_.owners(g, l);
       for (std::size_t o = 0; o < owners.size(); ++o)
         out[idx(owners[o])] = std::max(out[idx(owners[o])], costs[o]);

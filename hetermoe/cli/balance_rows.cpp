@@ -7,6 +7,7 @@
 #include "hetermoe/balance/trace_balance.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/routing.h"
+#include "hetermoe/cost/memory_estimate.h"
 #include "hetermoe/planner/planner.h"
 #include "hetermoe/report/balance_page.h"
 #include "hetermoe/report/table.h"
@@ -52,6 +53,21 @@ Fullest fullest_of(const TraceBalanceResult& result, const Cluster& cluster) {
   return fullest;
 }
 
+/// As simulate tells it; empty = all devices have room.
+std::string overfilled(const TraceBalanceResult& result, const Cluster& cluster) {
+  std::vector<Bytes> memory;
+  for (DeviceId d = 0; d < cluster.num_devices(); ++d) memory.push_back(result.memory[idx(d)].use.total());
+  return overfilled_device(memory, cluster);
+}
+
+/// The last line where the plan fits under no balancer, and the exit code: 1 then, else 0.
+int say_whether_any_fits(const std::vector<Row>& rows, const Cluster& cluster, bool json) {
+  for (const Row& row : rows)
+    if (overfilled(row.result, cluster).empty()) return 0;
+  if (!json) std::cout << "\nthe plan does not fit: " << overfilled(rows[0].result, cluster) << "\n";
+  return 1;
+}
+
 std::vector<std::string> header_of_rows(const std::vector<Row>& rows) {
   return {"balancer",
           "time ratio",
@@ -85,7 +101,7 @@ std::vector<std::string> cells_of(const std::vector<Row>& rows, const Row& row, 
           fmt::format("{:.3f}", over_first(rows, row)),
           r.kept > 0 ? fmt::format("{} of {}", r.kept, r.steps.size()) : "-",
           format_bytes(fullest.used) + " of " + format_bytes(fullest.capacity),
-          fullest.used > fullest.capacity ? "does not fit" : ""};
+          overfilled(r, cluster).empty() ? "" : "does not fit"};
 }
 
 /// What the columns mean, on the page and in the terminal.
@@ -153,7 +169,7 @@ Json json_of_rows(const std::vector<Row>& rows, const Cluster& cluster) {
                     {"over_first", over_first(rows, row)},
                     {"fullest_device", fullest.device},
                     {"memory_bytes", fullest.used},
-                    {"fits", fullest.used <= fullest.capacity}});
+                    {"fits", overfilled(r, cluster).empty()}});
   }
   return {{"rows", json}};
 }
@@ -288,14 +304,14 @@ int run_balance_rows(const BalanceRowsOptions& options, Overrides overrides) {
   if (!options.output.empty()) write_text(file, balance_page(page_of(rows, c, options.trace)));
   if (options.json) {
     print_json(json_of_rows(rows, c.cluster));
-    return 0;
+    return say_whether_any_fits(rows, c.cluster, true);
   }
   std::cout << fmt::format("{} under {} on {}, {}, owners chosen by {}\n\n", options.trace, c.plan.strategy,
                            c.cluster.name, counted(rows[0].result.steps.size(), "step"),
                            c.knows == Knows::kHistory ? "the steps before" : "the step's own choices");
   print_rows(rows, c.cluster);
   if (!options.output.empty()) std::cout << "wrote " << file.string() << "\n";
-  return 0;
+  return say_whether_any_fits(rows, c.cluster, false);
 }
 
 void add_balance_options(Flags& flags, BalanceRowsOptions& options) {

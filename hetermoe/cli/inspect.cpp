@@ -374,7 +374,10 @@ void print_cluster(const Cluster& cluster) {
                      tflops(type.bf16_tflops), tflops(type.fp32_tflops), name_of(type.attention_kernel),
                      format_factor(device.speed)});
   }
-  std::cout << devices.str() << "\n";
+  std::cout
+      << devices.str()
+      << "speed: factor on the speed of the device's type (key speed of the cluster file, default 1); a "
+         "slow card has less than 1\n\n";
   Table nodes({"node", "network", "latency", "inside", "latency inside"});
   for (const Node& node : cluster.nodes) {
     nodes.add_row({node.name, format_digits(node.network * 8e-9, 4) + " Gbit/s", format_seconds(node.latency),

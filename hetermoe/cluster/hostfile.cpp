@@ -4,6 +4,8 @@
 #include <sstream>
 
 #include "hetermoe/base/numbers.h"
+#include "hetermoe/base/suggest.h"
+#include "hetermoe/cluster/device_types.h"
 
 namespace hetermoe {
 namespace {
@@ -26,6 +28,17 @@ void check_name(const Host& host) {
                     host.name);
 }
 
+/// The name as the catalogue writes it.
+std::string type_of_host(const std::string& name, const std::string& where) {
+  if (const DeviceType* type = find_catalogue_device(name)) return type->name;
+  const std::vector<std::string> known = known_device_types();
+  fail<ConfigError>(where,
+                    "unknown device type \"{}\".{} A hostfile names types of the catalogue. A cluster file "
+                    "(.yaml) may describe its own: device_types: [{{name: {}, like: {}, memory_gib: 24}}] "
+                    "(docs/tour.md)",
+                    name, known_names_hint(name, known), name, known.front());
+}
+
 void read_word(const std::string& word, Host& host) {
   const std::size_t equal = std::min(word.find('='), word.size());
   const std::string key = word.substr(0, equal), value = word.substr(std::min(equal + 1, word.size()));
@@ -35,7 +48,7 @@ void read_word(const std::string& word, Host& host) {
       fail<ConfigError>(host.where, "slots: got \"{}\", expected a number from 1 to {}", value, kMaxSlots);
     host.slots = static_cast<i32>(*slots);
   } else if (key == "type") {
-    host.type = catalogue_device(value, host.where).name;
+    host.type = type_of_host(value, host.where);
   } else {
     refuse(word, host);
   }

@@ -17,6 +17,8 @@ std::function<Json(const StepRecord&)> of(Member StepRecord::*member) {
 
 Json none() { return {}; }
 
+Json or_none(const std::optional<double>& value) { return value ? Json(*value) : none(); }
+
 /// Where the model has experts.
 template <class Of>
 std::function<Json(const StepRecord&)> of_layers(Of value) {
@@ -91,12 +93,6 @@ std::vector<Metric> metrics_of_all_steps() {
        .value = [](R r) { return Json(r.routing.gini); },
        .plot = "gini",
        .line = "Gini"},
-      {"rank_max_over_mean", "", [](R r) { return Json(r.routing.rank_ratio); }},
-      {.key = "time_ratio",
-       .unit = "",
-       .value = [](R r) { return Json(r.routing.time_ratio); },
-       .plot = "time_ratio",
-       .line = "time ratio"},
       {.key = "attention_wait",
        .unit = "share",
        .value = of(&StepRecord::attention_wait),
@@ -113,13 +109,18 @@ std::vector<Metric> metrics_of_all_steps() {
 /// Not in every line.
 std::vector<Metric> metrics_of_some_steps() {
   return {
+      {"rank_max_over_mean", "", [](R r) { return or_none(r.routing.rank_ratio); }},
+      {.key = "time_ratio",
+       .unit = "",
+       .value = [](R r) { return or_none(r.routing.time_ratio); },
+       .plot = "time_ratio",
+       .line = "time ratio"},
       {"top_k", "experts", of_layers([](R r) { return r.top_k; })},
       {"expert_cv", "", of_layers([](R r) { return mean_of(r, &LayerLoad::cv); })},
       {"dead_experts", "experts", of_layers(dead_experts)},
       {"dropped_share", "share", of_layers([](R r) { return mean_of(r, &LayerLoad::dropped); })},
       {"layers", "", of_layers(layers)},
-      {"replayed_choices", "share",
-       [](R r) { return r.replayed_choices ? Json(*r.replayed_choices) : none(); }},
+      {"replayed_choices", "share", [](R r) { return or_none(r.replayed_choices); }},
       {"gpu_peak_bytes", "bytes", [](R r) { return r.gpu_peak > 0 ? Json(r.gpu_peak) : none(); },
        MetricMerge::kLargest, &StepRecord::gpu_peak, "gpu_memory", "peak"},
       {"updated", "", [](R r) { return r.updated ? none() : Json(false); }},

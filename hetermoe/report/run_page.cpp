@@ -7,6 +7,7 @@
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/index.h"
+#include "hetermoe/planner/run_cost.h"
 #include "hetermoe/report/curves.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/sim/simulated_step.h"
@@ -162,9 +163,43 @@ void RunFolder::update() {
       const Plan plan = plan_from_json(read_json(path), path.string());
       const std::vector<std::string> faults = validate(plan, *model_.value, *cluster_.value);
       if (!faults.empty()) fail<ConfigError>(path.string(), "{}", faults[0]);
-      return plan_layout(plan, *model_.value, *cluster_.value);
+      return LoadedPlan{plan, plan_layout(plan, *model_.value, *cluster_.value)};
     });
   }
+}
+
+/// Of the run's devices, in the time of the clock; 0 = nothing was executed, or on a processor in their
+/// place, or the run lost its pace.
+Seconds RunFolder::measured_step(const Strategy& strategy) const {
+  if (!strategy.executed.value || !strategy.metrics.last().is_object()) return 0;
+  const std::string& source = strategy.executed.value->source;
+  if (source.starts_with("simulated") || source.find(kOnThisCpu) != std::string::npos) return 0;
+  if (text_at(strategy.row, {"executed", "pace", "kept_up"}) == "false") return 0;
+  const double told = number_at(strategy.row, {"executed", "step_s"});
+  return told > 0 ? told : strategy.metrics.recent("step_s");
+}
+
+/// As `plan` tells them, where all devices that the plan uses have a price: by the measured step, else by the
+/// predicted one.
+std::vector<Fact> RunFolder::money_of(const Strategy& strategy) const {
+  if (!strategy.plan.value || !cluster_.value) return {};
+  const Seconds measured = measured_step(strategy);
+  const Seconds step = measured > 0 ? measured : number_in(strategy.row, "step_s");
+  if (step <= 0) return {};
+  const Plan& plan = strategy.plan.value->plan;
+  const double tokens = real(total_tokens(plan));
+  const RunCost cost = run_cost_of(*cluster_.value, plan, tokens / step);
+  if (!cost.per_hour) return {};
+  const char* by = measured > 0 ? "measured" : "predicted";
+  std::vector<Fact> out = {{"price per hour of the devices that the plan uses", format_count(*cost.per_hour)},
+                           {"tokens per unit of money",
+                            fmt::format("{} by the {} step", format_count(*cost.tokens_per_unit()), by)}};
+  if (const Json& last = strategy.metrics.last(); last.is_object()) {
+    const double steps = number_in(last, "step");
+    out.emplace_back("cost so far", fmt::format("{}, {:.0f} times the {} step",
+                                                format_count(*cost.money(steps * tokens)), steps, by));
+  }
+  return out;
 }
 
 std::vector<Fact> RunFolder::facts(bool live) const {
@@ -197,6 +232,7 @@ std::vector<Fact> RunFolder::facts(bool live) const {
   const double steps = number_at(job_, {"train", "steps"});
   std::vector<OwnFact> own;
   for (const Strategy& strategy : strategies_) {
+    for (const auto& [name, value] : money_of(strategy)) own.push_back({strategy.name, name, value});
     const Json& last = strategy.metrics.last();
     if (!last.is_object()) continue;
     const double step = number_in(last, "step");
@@ -242,7 +278,7 @@ std::vector<DeviceMemory> RunFolder::memory_of(const Strategy& strategy) const {
 StrategyReport RunFolder::report_of(const Strategy& strategy) const {
   StrategyReport out;
   out.name = strategy.name;
-  out.plan = strategy.plan.value;
+  if (strategy.plan.value) out.plan = strategy.plan.value->layout;
   out.simulated = strategy.predicted.value;
   const bool alone = strategy.executed.value && strategy.executed.value->source.starts_with("simulated");
   if (alone && !out.simulated)

@@ -26,12 +26,16 @@ class RunFolder {
     std::filesystem::file_time_type written = {};
     std::optional<T> value = {};
   };
+  struct LoadedPlan {
+    Plan plan;
+    PlanLayout layout;
+  };
   struct Strategy {
     std::string name, suffix;
     Json row;  ///< of summary.json
     MetricsFile metrics;
     Cached<Timeline> predicted = {}, executed = {};
-    Cached<PlanLayout> plan = {};
+    Cached<LoadedPlan> plan = {};
   };
   template <class T, class Load>
   bool refresh(Cached<T>& cached, const std::string& name, const Load& load) const;
@@ -39,6 +43,8 @@ class RunFolder {
   void update();
   std::vector<Fact> facts(bool live) const;
   StrategyReport report_of(const Strategy& strategy) const;
+  Seconds measured_step(const Strategy& strategy) const;
+  std::vector<Fact> money_of(const Strategy& strategy) const;
   std::vector<DeviceMemory> memory_of(const Strategy& strategy) const;
   std::optional<ExpertLoad> load_of(const Strategy& strategy) const;
   std::string loss_word() const;

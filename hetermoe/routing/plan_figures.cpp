@@ -65,16 +65,6 @@ std::vector<double> expert_speeds(const CostModel& cost, const Placement& placem
 
 namespace {
 
-/// [owners] copies by the owners' shares.
-std::vector<double> owner_copies(const Placement& placement, i32 group, i32 layer, CopyCounts counts) {
-  std::vector<double> out(placement.owners(group, layer).size(), 0);
-  const OwnerTable table = owner_table(placement, group, layer);
-  for (std::size_t e = 0; e < table.size(); ++e) {
-    for (const ExpertShare& owner : table[e]) out[idx(owner.destination)] += owner.share * counts[e];
-  }
-  return out;
-}
-
 double mean_of(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / real(values.size());
 }
@@ -98,6 +88,29 @@ std::optional<double> ratio_of_nodes(const Cluster& cluster, const std::vector<D
 
 }  // namespace
 
+std::vector<std::vector<double>> copies_of_devices(const Placement& placement, const RoutingLoad& routing,
+                                                   const std::vector<DeviceId>& devices) {
+  std::vector<std::vector<double>> out(idx(placement.num_devices()));
+  for (const DeviceId device : devices) out[idx(device)].assign(idx(placement.num_layers()), 0);
+  const auto add = [&](i32 group, i32 layer, i32 microbatch) {
+    const std::vector<DeviceId>& owners = placement.owners(group, layer);
+    const auto is_asked = [&](DeviceId device) { return !out[idx(device)].empty(); };
+    if (std::none_of(owners.begin(), owners.end(), is_asked)) return;  // others know of this exchange
+    for (i32 chunk = 0; chunk < placement.plan().chunks; ++chunk) {
+      const ExchangeLoad load = routing.exchange(placement, group, layer, microbatch, chunk);
+      for (std::size_t o = 0; o < owners.size(); ++o)
+        if (is_asked(owners[o])) out[idx(owners[o])][idx(layer)] += load.copies_at(o);
+    }
+  };
+  for (i32 l = 0; l < placement.num_layers(); ++l) {
+    for (i32 g = 0; g < placement.num_groups(); ++g) {
+      if (!placement.is_moe(l) || placement.at_sources(g, l)) continue;
+      for (i32 m = 0; m < placement.num_microbatches(g); ++m) add(g, l, m);
+    }
+  }
+  return out;
+}
+
 RoutingWatch::RoutingWatch(const CostModel& cost, const Placement& placement, const ModelConfig& model,
                            const Cluster& cluster)
     : cost_(cost),
@@ -106,23 +119,27 @@ RoutingWatch::RoutingWatch(const CostModel& cost, const Placement& placement, co
       cluster_(cluster),
       speeds_(idx(placement.num_groups()), std::vector<std::vector<double>>(idx(placement.num_layers()))) {}
 
-StepRouting RoutingWatch::of(const std::vector<std::vector<double>>& counts) {
+StepRouting RoutingWatch::of(const std::vector<std::vector<double>>& counts,
+                             const std::vector<std::vector<double>>& computed) {
   FigureRange by_gini, by_rank, by_time;
   for (i32 l = 0; l < placement_.num_layers(); ++l) {
     if (!placement_.is_moe(l)) continue;
     by_gini.add(gini(counts[idx(l)]));
     for (i32 g = 0; g < placement_.num_groups(); ++g) {
       if (placement_.at_sources(g, l)) continue;  // experts are where their tokens are: nobody waits
-      const std::vector<double> copies = owner_copies(placement_, g, l, counts[idx(l)]);
+      std::vector<double> copies;
+      for (const DeviceId owner : placement_.owners(g, l)) copies.push_back(computed[idx(owner)][idx(l)]);
       std::vector<double>& speeds = speeds_[idx(g)][idx(l)];
-      const double per_exchange =
-          mean_of(copies) / real(placement_.num_microbatches(g) * placement_.num_groups());
+      const double per_exchange = mean_of(copies) / real(placement_.num_microbatches(g));
       if (speeds.empty()) speeds = expert_speeds(cost_, placement_, model_, cluster_, g, l, per_exchange);
       by_rank.add(straggler_ratio(copies));
       by_time.add(time_ratio(copies, speeds));
     }
   }
-  return {by_gini.mean, by_rank.mean, by_time.mean};
+  StepRouting out{.gini = by_gini.mean};
+  if (by_rank.count > 0) out.rank_ratio = by_rank.mean;
+  if (by_time.count > 0) out.time_ratio = by_time.mean;
+  return out;
 }
 
 FigureRange PlanFigures::over_layers(FigureRange PlanLayerFigures::*figure) const {

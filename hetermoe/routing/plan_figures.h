@@ -1,4 +1,5 @@
 #pragma once
+#include <optional>
 #include <vector>
 
 #include "hetermoe/cost/cost_model.h"
@@ -22,10 +23,16 @@ std::vector<double> expert_speeds(const CostModel& cost, const Placement& placem
 
 /// How the copies of a whole step weigh on the devices of a plan; means over layers and groups.
 struct StepRouting {
-  double gini = 0;        ///< over experts
-  double rank_ratio = 0;  ///< largest over mean of the owners' copies
-  double time_ratio = 0;  ///< of the owners' expert work, see metrics.h
+  double gini = 0;  ///< over experts
+  // None where no device owns experts: every device computes those of its own tokens.
+  std::optional<double> rank_ratio = {};  ///< largest over mean of the owners' copies
+  std::optional<double> time_ratio = {};  ///< of the owners' expert work, see metrics.h
 };
+
+/// [num_devices][num_layers] copies that the experts of each of `devices` compute in a step, guests included;
+/// empty for other devices. Layers whose experts are computed where their tokens are count as 0.
+std::vector<std::vector<double>> copies_of_devices(const Placement& placement, const RoutingLoad& routing,
+                                                   const std::vector<DeviceId>& devices);
 
 /// Makes these figures step by step under one plan. All that is referred to must outlive it.
 class RoutingWatch {
@@ -33,7 +40,9 @@ class RoutingWatch {
   RoutingWatch(const CostModel& cost, const Placement& placement, const ModelConfig& model,
                const Cluster& cluster);
   /// counts: [num_layers][experts] copies of the step; rows of dense layers are not looked at.
-  StepRouting of(const std::vector<std::vector<double>>& counts);
+  /// computed: copies_of_devices() of all devices.
+  StepRouting of(const std::vector<std::vector<double>>& counts,
+                 const std::vector<std::vector<double>>& computed);
 
  private:
   const CostModel& cost_;

@@ -238,6 +238,35 @@ TEST(TraceBalance, NoBalancerCostsAStepThatItDoesNotShorten) {
   }
 }
 
+/// Two of 64 large experts have nearly all copies, and PCIe carries what is lent from their device: 7 guests
+/// an exchange would take longer than the copies that they relieve it of.
+TEST(TraceBalance, ForeseenGuestsPayForTheirWay) {
+  ModelConfig model = test::make_model({.num_layers = 2, .num_experts = 64, .top_k = 2, .hidden = 1024});
+  model.max_positions = 4096;
+  const Cluster cluster = load_cluster("rtx4090x8");
+  StrategyRequest request;
+  request.seq_len = 512;
+  request.sequences = 16;
+  request.microbatches = 2;
+  const Plan plan = find_strategy("ep").make(model, cluster, request);
+  TraceHeader header;
+  header.layers = {0, 1};
+  header.num_experts = 64;
+  header.top_k = 2;
+  const SyntheticOptions made{.seq_len = 512, .sequences = 16, .microbatches = 2, .zipf = 4};
+  std::vector<TraceRouting> steps;
+  steps.emplace_back(header, SyntheticTrace(header, made).step(0), model, "made");
+  const TraceBalance balance(model, cluster, plan, {}, {});
+  const auto result = [&](const char* name, std::optional<i64> guest_cost) {
+    return balance.run({.balancer = name, .knows = Knows::kForesight, .guest_cost = guest_cost}, steps);
+  };
+  const Seconds none = result("none", std::nullopt).step;
+  EXPECT_LE(result("none+guests", std::nullopt).step, 1.1 * none);
+  const TraceBalanceResult free = result("none+guests", 0);
+  EXPECT_GT(free.guests, 0);
+  EXPECT_GT(free.step, 1.3 * none);
+}
+
 TEST(TraceBalance, WhatMovesIsWeighedAndPriced) {
   const Case c;
   const TraceBalance balance = c.balance();

@@ -327,6 +327,41 @@ TEST(RoutingCommand, CompareShowsBalancersOnATraceAndWritesAPage) {
   EXPECT_TRUE(contains(one.out, "the step's own choices")) << one.out;
 }
 
+TEST(RoutingCommand, APlanThatFitsUnderNoBalancerEndsWithThatLine) {
+  const WorkFolder folder;
+  const std::string path = folder / "large.routes";
+  ASSERT_EQ(run_hetermoe({"routing", "make", "--model", "qwen3-30b-a3b", "--seq", "64", "--sequences", "8",
+                          "-o", path})
+                .code,
+            0);
+  std::vector<std::string> words = {"compare",
+                                    "--balancers",
+                                    "none,lpt",
+                                    "--routing",
+                                    path,
+                                    "--model",
+                                    "qwen3-30b-a3b",
+                                    "--cluster",
+                                    "rtx4090x8",
+                                    "--strategy",
+                                    "ep",
+                                    "--train.seq_len",
+                                    "64",
+                                    "--train.sequences",
+                                    "8",
+                                    "--train.microbatches",
+                                    "1"};
+  const ProgramResult table = run_hetermoe(words);
+  EXPECT_EQ(table.code, 1) << table.err;
+  const std::size_t last = table.out.rfind("\n\n");
+  ASSERT_NE(last, std::string::npos) << table.out;
+  EXPECT_TRUE(table.out.substr(last).starts_with("\n\nthe plan does not fit: device RTX4090#")) << table.out;
+  words.emplace_back("--json");
+  const ProgramResult json = run_hetermoe(words);
+  EXPECT_EQ(json.code, 1) << json.err;
+  for (const Json& row : parse_json(json.out, "output").at("rows")) EXPECT_EQ(row.at("fits"), false);
+}
+
 TEST(RoutingCommand, CompareRefusesWhatItCannotDo) {
   const WorkFolder folder;
   const std::string path = made_trace(folder);

@@ -297,7 +297,10 @@ TEST(NamedClusters, HoldTheDevicesTheyPromise) {
                                                   {"demo", {{"A40/1000", 2}, {"V100/1000", 2}}},
                                                   {"one", {{"CPU", 1}}},
                                                   {"demo3", {{"A40", 2}, {"V100", 2}, {"T4", 2}}},
-                                                  {"h100-v100", {{"H100", 8}, {"V100", 16}}}};
+                                                  {"h100-v100", {{"H100", 8}, {"V100", 16}}},
+                                                  {"rtx4090x8", {{"RTX4090", 8}}},
+                                                  {"a800x8", {{"A800", 8}}},
+                                                  {"rtx4090x4-rtx3090x4", {{"RTX4090", 4}, {"RTX3090", 4}}}};
   for (const auto& [name, counts] : expected) {
     const Cluster cluster = load_cluster(name);
     EXPECT_EQ(cluster.name, name);
@@ -307,6 +310,12 @@ TEST(NamedClusters, HoldTheDevicesTheyPromise) {
   EXPECT_EQ(load_cluster("o1").nodes.size(), 12U);
   EXPECT_EQ(load_cluster("o1").nodes[0].network, 6.25e9);  // half a port
   EXPECT_EQ(load_cluster("c1").nodes[0].network, 25e9);
+  EXPECT_EQ(load_cluster("a800x8").nodes[0].local, 200e9);
+  for (const char* name : {"rtx4090x8", "a800x8", "rtx4090x4-rtx3090x4"}) {
+    const Cluster server = load_cluster(name);
+    ASSERT_EQ(server.nodes.size(), 1U) << name;
+    EXPECT_TRUE(server.nodes[0].host.has_value()) << name;
+  }
 }
 
 TEST(NamedClusters, UnknownNameIsAnErrorWithTheNearest) {

@@ -49,6 +49,11 @@ TEST(Hostfile, YamlAndJsonFilesAreClusterFiles) {
 TEST(Hostfile, ErrorsNameTheLine) {
   EXPECT_TRUE(hosts_error("n1 type=A40\nn2 type=V10\n").starts_with("[hosts:2] unknown device type \"V10\""))
       << hosts_error("n1 type=A40\nn2 type=V10\n");
+  EXPECT_TRUE(
+      hosts_error("n1 type=Mine")
+          .ends_with(" A hostfile names types of the catalogue. A cluster file (.yaml) may describe its "
+                     "own: device_types: [{name: Mine, like: A10, memory_gib: 24}] (docs/tour.md)"))
+      << hosts_error("n1 type=Mine");
   EXPECT_EQ(hosts_error("# x\nn1 slots=0 type=A40"),
             "[hosts:2] slots: got \"0\", expected a number from 1 to 65536");
   EXPECT_EQ(hosts_error("n1 slots=two"), "[hosts:1] slots: got \"two\", expected a number from 1 to 65536");

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <random>
 
@@ -246,6 +247,47 @@ TEST(RoundpipeStrategy, WarnsOfShortRounds) {
                   "train.microbatches",
                   100 * idle_share(4, 7, 8, 2), 100 * idle_share(4, 7, 8, 4)));
   EXPECT_EQ(round_warning(find_strategy("ep").make(model, test::make_cluster({4}), request(8, 2))), "");
+}
+
+/// A plan of `forward` turns of a layer, the head, and as many turns back.
+Plan plan_of_turns(i64 forward, i32 devices, i64 microbatches, i64 round) {
+  const ModelConfig model = test::make_model({.num_layers = forward, .num_experts = 8});
+  Plan plan = find_strategy("ep").make(model, test::make_cluster({devices}), request(microbatches, -1));
+  const TurnSplit split{.forward = Runs(static_cast<std::size_t>(forward), 1),
+                        .fused = 1,
+                        .backward = Runs(static_cast<std::size_t>(forward), 1)};
+  deal_turns(plan, {.split = split, .round = round});
+  return plan;
+}
+
+/// One turn: eight rounds of three microbatches keep eight devices busy, rounds of eight only three of them.
+TEST(RoundpipeStrategy, DoesNotWarnWhereLongerRoundsLeaveMoreIdle) {
+  const ModelConfig model = test::make_model({.num_layers = 1, .num_experts = 8});
+  Plan plan = find_strategy("ep").make(model, test::make_cluster({8}), request(24, -1));
+  deal_turns(plan, {.split = {.fused = 2}, .round = 3});
+  EXPECT_DOUBLE_EQ(idle_share(8, 1, 24, 3), 0);
+  EXPECT_DOUBLE_EQ(idle_share(8, 1, 24, 8), 0.625);
+  EXPECT_EQ(round_warning(plan), "");
+}
+
+TEST(RoundpipeStrategy, NeverAdvisesRoundsThatLeaveMoreIdle) {
+  std::mt19937 random(11);
+  const auto draw = [&](i64 from, i64 to) { return std::uniform_int_distribution<i64>(from, to)(random); };
+  int warned = 0, silent = 0;
+  for (int i = 0; i < 200; ++i) {
+    const auto devices = static_cast<i32>(draw(2, 8));
+    const i64 round = draw(1, devices - 1), microbatches = draw(round, 24);
+    const Plan plan = plan_of_turns(draw(1, 4), devices, microbatches, round);
+    const i64 turns = static_cast<i64>(turns_of(plan, plan.groups[0]).size());
+    const std::string warning = round_warning(plan);
+    (warning.empty() ? silent : warned) += 1;
+    if (warning.empty()) continue;
+    const double now = idle_share(devices, turns, microbatches, round),
+                 advised = idle_share(devices, turns, std::max<i64>(microbatches, devices), devices);
+    EXPECT_LT(std::lround(100 * advised), std::lround(100 * now)) << warning;
+  }
+  EXPECT_GT(warned, 20);
+  EXPECT_GT(silent, 0);
 }
 
 /// A step's weights replace those of the step before when that has fetched its own for the last time.

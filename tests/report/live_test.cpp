@@ -6,6 +6,7 @@
 
 #include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/report/run_page.h"
+#include "hetermoe/report/table.h"
 #include "tests/report/synthetic.h"
 #include "tests/support/work_folder.h"
 
@@ -146,6 +147,38 @@ TEST_F(Live, AFolderOfASimulationHasItsPredictionAndNoRun) {
   EXPECT_FALSE(page.strategies[0].executed.has_value());
   EXPECT_TRUE(page.strategies[0].plan.has_value());
   EXPECT_EQ(page.strategies[0].memory.size(), 1u);
+}
+
+/// Four devices of 0.5 an hour, 512 tokens a step: half a second by the prediction, one as measured.
+TEST_F(Live, MoneyIsToldWhereAllDevicesOfThePlanHaveAPrice) {
+  const auto fact = [&](const std::string& name) {
+    for (const Fact& fact : run_page(folder_.path()).facts)
+      if (fact.first == name) return fact.second;
+    return std::string();
+  };
+  const std::string per_hour = "price per hour of the devices that the plan uses";
+  write_plan();
+  add(4, ", \"step_s\": 1");
+  EXPECT_EQ(fact(per_hour), "");
+  EXPECT_EQ(fact("tokens per unit of money"), "");
+  Cluster cluster = load_cluster("demo");
+  cluster.types[0].price_per_hour = 0.5;
+  write("cluster.json", to_json(cluster).dump());
+  EXPECT_EQ(fact(per_hour), "");  // one type has no price
+  for (DeviceType& type : cluster.types) type.price_per_hour = 0.5;
+  write("cluster.json", to_json(cluster).dump());
+  const auto expect_money = [&](double step, const std::string& by) {
+    const double tokens = 512 / step * 3600 / 2, cost = 4 * step / 3600 * 2;
+    EXPECT_EQ(fact(per_hour), "2");
+    EXPECT_EQ(fact("tokens per unit of money"), fmt::format("{} by the {} step", format_count(tokens), by));
+    EXPECT_EQ(fact("cost so far"), fmt::format("{}, 4 times the {} step", format_count(cost), by));
+  };
+  expect_money(0.5, "predicted");
+  save_timeline(folder_ / "timeline.json", synthetic::zebra({}, "executed (virtual clock, emulated)"));
+  expect_money(1, "measured");
+  save_timeline(folder_ / "timeline.json",
+                synthetic::zebra({}, "executed (measured on this CPU, not on A40)"));
+  expect_money(0.5, "predicted");
 }
 
 TEST_F(Live, ARunThatLostItsPaceIsNotTrusted) {

@@ -64,15 +64,17 @@ TEST(Metrics, WhatAStepLacksIsNoKey) {
   record.step = 7;
   const Json bare = metrics_json(record);
   EXPECT_EQ(bare.begin().key(), "step");
-  for (const char* key :
-       {"top_k", "layers", "gpu_peak_bytes", "updated", "mfu", "validation_loss", "warnings"})
+  for (const char* key : {"top_k", "layers", "gpu_peak_bytes", "updated", "mfu", "validation_loss",
+                          "warnings", "time_ratio", "rank_max_over_mean"})
     EXPECT_FALSE(bare.contains(key)) << key;
   record.updated = false;
+  record.routing.time_ratio = 1.5;
   record.loads = {{.layer = 1, .cv = 0.5, .dead = 2}, {.layer = 3, .cv = 1, .dead = 1}};
   record.validation = {.step = 7, .loss = 2, .sources = {{"a/x.txt", 1}, {"b/x.txt", 3}}};
   const Json full = metrics_json(record);
   EXPECT_EQ(full.at("updated"), false);
   EXPECT_EQ(full.at("expert_cv"), 0.75);
+  EXPECT_EQ(full.at("time_ratio"), 1.5);
   EXPECT_EQ(full.at("dead_experts"), 3);
   EXPECT_EQ(full.at("validation_losses"), (Json{{"x.txt", 1.0}, {"b/x.txt", 3.0}}));
 }

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "hetermoe/routing/split_routing.h"
 #include "tests/routing/golden_trace.h"
 #include "tests/schedule/plans.h"
 
@@ -43,6 +44,60 @@ TEST(PlanFigures, WeighCopiesBySpeedAndCountRowsBetweenNodes) {
   together.add(TraceRouting(golden_header(), golden_step(), model, "trace"));
   EXPECT_NEAR(together.finish().layers[0].time_ratio.mean, 12 / 7.5, 1e-5);
   EXPECT_NEAR(together.finish().layers[0].node_ratio.mean, 1, 1e-9);
+}
+
+/// What a run of the golden trace on two devices of one node says of its step.
+struct WatchedStep {
+  ModelConfig model = test::make_model({.num_layers = 2, .num_experts = 4, .top_k = 2, .dense = {0}});
+  Cluster cluster = test::make_cluster({2});
+  Plan plan;
+  TraceRouting trace{golden_header(), golden_step(), model, "trace"};
+  std::vector<std::vector<double>> counts = {{}, {4, 2, 2, 2}};
+
+  WatchedStep() {
+    StrategyRequest request;
+    request.seq_len = 3;
+    request.sequences = 2;
+    plan = find_strategy("ep").make(model, cluster, request);
+    plan.split_speeds = {3, 1};
+    plan.guest_slots = 1;
+  }
+  StepRouting figures(CopySplit split) const {
+    const Placement placement(plan, model, {});
+    const SplitRouting routing(trace, cluster, split);
+    const TwoSpeeds cost;
+    RoutingWatch watch(cost, placement, model, cluster);
+    return watch.of(counts, copies_of_devices(placement, routing, {0, 1}));
+  }
+};
+
+TEST(RoutingWatch, CountsTheCopiesThatGuestsCompute) {
+  const WatchedStep step;
+  const Placement placement(step.plan, step.model, {});
+  const SplitRouting lent(step.trace, step.cluster, CopySplit::kGuests);
+  // An expert with two copies is lent to the fast device. Other devices' copies are left to who has them.
+  const std::vector<std::vector<double>> all = {{0, 8}, {0, 2}}, one = {{}, {0, 2}};
+  EXPECT_EQ(copies_of_devices(placement, lent, {0, 1}), all);
+  EXPECT_EQ(copies_of_devices(placement, lent, {1}), one);
+  const StepRouting shares = step.figures(CopySplit::kShares), guests = step.figures(CopySplit::kGuests);
+  EXPECT_NEAR(shares.time_ratio.value(), 12 / 7.5, 1e-5);
+  EXPECT_NEAR(guests.time_ratio.value(), 8 / 7.5, 1e-5);
+  EXPECT_DOUBLE_EQ(shares.rank_ratio.value(), 6.0 / 5);
+  EXPECT_DOUBLE_EQ(guests.rank_ratio.value(), 8.0 / 5);
+  EXPECT_DOUBLE_EQ(shares.gini, guests.gini);
+}
+
+TEST(RoutingWatch, HasNoRatioWhereExpertsAreAtTheirTokens) {
+  WatchedStep step;
+  step.plan.guest_slots = 0;
+  for (LayerPlacement& layer : step.plan.groups[0].layers) {
+    for (ExpertOwners& owners : layer.experts) owners = {{0, 0.5}, {1, 0.5}};
+    if (!layer.experts.empty()) layer.experts_at = ExpertsAt::kSources;
+  }
+  const StepRouting figures = step.figures(CopySplit::kShares);
+  EXPECT_GT(figures.gini, 0);
+  EXPECT_FALSE(figures.time_ratio);
+  EXPECT_FALSE(figures.rank_ratio);
 }
 
 }  // namespace

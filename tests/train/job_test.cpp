@@ -1,9 +1,13 @@
 #include "hetermoe/train/job/job.h"
 
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
+
+#include <algorithm>
 
 #include "hetermoe/model/unit.h"
 #include "hetermoe/plan/recompute.h"
+#include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/train/job/clock_choice.h"
 #include "hetermoe/train/job/job_data.h"
@@ -32,6 +36,14 @@ TEST(LoadJob, FlagsOverrideTheFileAndTheFileTheDefaults) {
   EXPECT_EQ(job.plan.attention, std::vector<DeviceId>{1});
   EXPECT_FALSE(job.plan.row_dedup);
   EXPECT_EQ(job.train.sequences, Job().train.sequences);
+}
+
+TEST(JobFields, TheHelpOfStrategyNamesAll) {
+  const std::vector<FieldDoc>& fields = job_fields();
+  const auto found = std::find_if(fields.begin(), fields.end(),
+                                  [](const FieldDoc& field) { return field.name == "strategy"; });
+  ASSERT_NE(found, fields.end());
+  EXPECT_EQ(found->help, fmt::format("who fills the plan: {}", fmt::join(strategy_names(), ", ")));
 }
 
 TEST(LoadJob, AFileWithoutAKeyIsNoJob) {

@@ -69,7 +69,7 @@ TEST(RouteRecorder, MoreExpertDevicesChangeNoTraceAndNoGiniButTheFullestOne) {
       const StepRecord &one = got[i - 1].outcome.records[s], &more = got[i].outcome.records[s];
       EXPECT_EQ(more.routing.gini, one.routing.gini) << i;
       EXPECT_EQ(more.expert_max_over_mean, one.expert_max_over_mean) << i;
-      EXPECT_GT(more.routing.rank_ratio, one.routing.rank_ratio) << i;
+      EXPECT_GT(more.routing.rank_ratio.value(), one.routing.rank_ratio.value()) << i;
     }
   }
 }

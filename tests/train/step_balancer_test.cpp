@@ -75,7 +75,7 @@ TEST(StepBalancer, TheTimeRatioFalls) {
     TinyRun run(folder / name, balanced({{"balancer.name", name}, {"train.learning_rate", "0"}}));
     const TrainOutcome out = run.run(Checkpoints::kOff).outcome;
     double sum = 0;
-    for (std::size_t s = 3; s < out.records.size(); ++s) sum += out.records[s].routing.time_ratio;
+    for (std::size_t s = 3; s < out.records.size(); ++s) sum += out.records[s].routing.time_ratio.value();
     return sum / static_cast<double>(out.records.size() - 3);
   };
   const double none = mean_ratio("none"), lpt = mean_ratio("lpt");
@@ -128,7 +128,7 @@ TEST(StepBalancer, ForesightGoesByTheStepThatComes) {
   }
   const auto mean_ratio = [](const TrainOutcome& out) {
     double sum = 0;
-    for (const StepRecord& record : out.records) sum += record.routing.time_ratio;
+    for (const StepRecord& record : out.records) sum += record.routing.time_ratio.value();
     return sum / static_cast<double>(out.records.size());
   };
   EXPECT_LT(mean_ratio(got), mean_ratio(expected));

@@ -14,12 +14,21 @@ TEST(StepReport, WhatARankTellsIsReadBackWhole) {
   told.values = {0.25, 1e9, 1.0 / 3};
   told.busy = {0.125, 0};
   told.slowness = {1.5, 0};
+  told.copies = {{12, 0, 3.5}, {}};
   const StepReport got = step_report_from(Json::parse(to_json(told).dump()));
   EXPECT_EQ(got.stop, told.stop);
   EXPECT_EQ(got.updated, told.updated);
   EXPECT_EQ(got.values, told.values);
   EXPECT_EQ(got.busy, told.busy);
   EXPECT_EQ(got.slowness, told.slowness);
+  EXPECT_EQ(got.copies, told.copies);
+}
+
+TEST(StepReport, EachRankTellsTheCopiesOfItsDevices) {
+  StepReport a, b;
+  a.copies = {{1, 2}, {}, {}};
+  b.copies = {{}, {3, 4}, {}};
+  EXPECT_EQ(merged({a, b}).copies, (std::vector<std::vector<double>>{{1, 2}, {3, 4}, {}}));
 }
 
 TEST(StepReport, TheFullestGpuOfAllRanksCounts) {

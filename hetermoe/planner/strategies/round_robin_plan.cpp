@@ -378,6 +378,13 @@ Plan make_roundpipe(const ModelConfig& model, const Cluster& cluster, const Stra
   return base;
 }
 
+namespace {
+
+/// A smaller difference of idle shares may not show in whole percent.
+constexpr double kIdleWorthSaying = 0.01;
+
+}  // namespace
+
 std::string round_warning(const Plan& plan) {
   if (!traits_of(plan.order).has_rounds || plan.groups.empty()) return "";
   const Group& group = plan.groups[0];
@@ -386,11 +393,14 @@ std::string round_warning(const Plan& plan) {
   const i64 round = round_of(plan, group), turns = static_cast<i64>(turns_of(plan, group).size());
   const bool differ = static_cast<i64>(plan.turn_lengths.size()) > turns;  // then idle ones may be slow ones
   if (round >= devices || differ) return "";
+  const double idle = idle_share(devices, turns, microbatches, round),
+               advised = idle_share(devices, turns, std::max(microbatches, devices), devices);
+  // With few turns short rounds run side by side, and rounds of all devices can leave more of them idle.
+  if (advised > idle - kIdleWorthSaying) return "";
   return fmt::format(
       "rounds of {} microbatches leave {:.0f} % of the time of {} devices idle, even with turns of equal "
       "length. Rounds of {} would leave {:.0f} %: set plan.window, and enough train.microbatches",
-      round, 100 * idle_share(devices, turns, microbatches, round), devices, devices,
-      100 * idle_share(devices, turns, std::max(microbatches, devices), devices));
+      round, 100 * idle, devices, devices, 100 * advised);
 }
 
 }  // namespace hetermoe

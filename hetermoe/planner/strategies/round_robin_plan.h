@@ -18,7 +18,7 @@ Plan make_roundpipe(const ModelConfig& model, const Cluster& cluster, const Stra
                     Plan base);
 
 /// What costs a round-robin plan much of its devices' time, in words: rounds that are shorter than there are
-/// devices. Empty = nothing.
+/// devices, if rounds of as many microbatches leave less time idle. Empty = nothing.
 std::string round_warning(const Plan& plan);
 
 }  // namespace hetermoe

@@ -52,9 +52,10 @@ std::string log_line_key(bool emulated) {
 std::string log_line(const StepRecord& r, i64 total_steps, bool emulated) {
   return fmt::format(
       "step {}/{}  loss {:.4f}  aux {:.4f}  grad {:.2f}  lr {:.2e}  {} tokens/s{}  expert max/mean {:.2f}  "
-      "Gini {:.3f}  time ratio {:.2f}  waiting: attention {:.0f} %, expert {:.0f} %",
+      "Gini {:.3f}{}  waiting: attention {:.0f} %, expert {:.0f} %",
       r.step, total_steps, r.loss, r.aux_loss, r.grad_norm, r.learning_rate, format_count(r.tokens_per_s),
-      emulated ? " emulated" : "", r.expert_max_over_mean, r.routing.gini, r.routing.time_ratio,
+      emulated ? " emulated" : "", r.expert_max_over_mean, r.routing.gini,
+      r.routing.time_ratio ? fmt::format("  time ratio {:.2f}", *r.routing.time_ratio) : "",
       100 * r.attention_wait, 100 * r.expert_wait);
 }
 

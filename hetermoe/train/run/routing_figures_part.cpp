@@ -9,7 +9,7 @@ class RoutingFiguresPart : public RunPart {
 
   void after_step(StepDone& done) override {
     if (!watch_) watch_.emplace(*run_.priced->truth, run_.priced->placement, run_.model, run_.cluster);
-    done.record.routing = watch_->of(copies_of(run_.last.counts_LE));
+    done.record.routing = watch_->of(copies_of(run_.last.counts_LE), done.all.copies);
   }
 
   void plan_changed() override { watch_.reset(); }

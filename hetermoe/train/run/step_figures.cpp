@@ -7,6 +7,7 @@
 #include "hetermoe/cost/model_flops.h"
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/report/metrics.h"
+#include "hetermoe/routing/plan_figures.h"
 #include "hetermoe/train/job/clock_choice.h"
 #include "hetermoe/train/run/health.h"
 #include "hetermoe/train/run/stop.h"
@@ -102,10 +103,12 @@ StepReport report_of(const RunState& run, const StepRecord& record) {
   for (DeviceState* state : run.session->states()) {
     if (state->device() < run.cluster.num_devices()) here.push_back(state->device());
   }
+  const RecordedRouting routing = run.session->executor().recorded_routing();
+  mine.copies = copies_of_devices(run.session->placement(), routing, here);
   // A CPU that computes at its own pace is no device of the cluster.
   if (run.job.clock.kind != ClockKind::kReal || run.job.run.device != "cpu")
-    mine.flops = model_flops(run.session->schedule(), run.session->placement(), run.model, run.cluster,
-                             run.session->executor().recorded_routing(), here);
+    mine.flops =
+        model_flops(run.session->schedule(), run.session->placement(), run.model, run.cluster, routing, here);
   mine.picture = run.processes.rank() == 0 && run.hooks.wants_picture && run.hooks.wants_picture();
   return mine;
 }

@@ -10,7 +10,7 @@ namespace hetermoe {
 Json to_json(const StepReport& report) {
   return {{"stop", report.stop},     {"updated", report.updated},   {"values", report.values},
           {"busy", report.busy},     {"slowness", report.slowness}, {"flops", report.flops},
-          {"memory", report.memory}, {"picture", report.picture}};
+          {"memory", report.memory}, {"copies", report.copies},     {"picture", report.picture}};
 }
 
 StepReport step_report_from(const Json& json) {
@@ -22,6 +22,7 @@ StepReport step_report_from(const Json& json) {
   json.at("slowness").get_to(report.slowness);
   json.at("flops").get_to(report.flops);
   json.at("memory").get_to(report.memory);
+  json.at("copies").get_to(report.copies);
   report.picture = json.at("picture");
   return report;
 }
@@ -49,6 +50,8 @@ StepReport merged(const std::vector<StepReport>& reports) {
     merge_values(all.values, one.values);
     for (std::size_t d = 0; d < all.flops.size(); ++d) all.flops[d] += one.flops.at(d);
     for (std::size_t d = 0; d < all.memory.size(); ++d) all.memory[d] += one.memory.at(d);
+    for (std::size_t d = 0; d < all.copies.size(); ++d)
+      if (all.copies[d].empty()) all.copies[d] = one.copies.at(d);
     for (std::size_t d = 0; d < all.busy.size(); ++d) {
       all.busy[d] += one.busy.at(d);
       all.slowness[d] = std::max(all.slowness[d], one.slowness.at(d));

@@ -16,7 +16,9 @@ struct StepReport {
   std::vector<double> slowness;  ///< [num_devices] see health.h, 0 = elsewhere
   std::vector<Flops> flops;      ///< [num_devices] of the model, 0 = elsewhere
   std::vector<Bytes> memory;     ///< [num_devices] see StepRecord, 0 = elsewhere or not counted
-  bool picture = false;          ///< rank 0 wants the timeline of all ranks
+  /// [num_devices][num_layers] computed by the device's experts, empty = elsewhere
+  std::vector<std::vector<double>> copies;
+  bool picture = false;  ///< rank 0 wants the timeline of all ranks
 };
 
 Json to_json(const StepReport& report);
