@@ -99,20 +99,40 @@ void keep_learning_rate(Job& job, const Processes& processes) {
   job.usual.learning_rate = false;
 }
 
+/// The output folder and that of train.save_hf, held for this run alone by rank 0.
+class HeldFolders {
+ public:
+  HeldFolders(const Job& job, std::function<void(const std::string&)> tell) : tell_(std::move(tell)) {
+    output_.emplace(job.output);
+    if (!job.train.save_hf.empty())
+      weights_.emplace(folder_path(job.train.save_hf),
+                       OutputLockOptions{.host = "", .key = "train.save_hf", .beside = true});
+    for (const auto* taken : {&output_, &weights_}) {
+      if (*taken && !(*taken)->note().empty()) tell_((*taken)->note());
+    }
+  }
+
+  /// Whether the output folder was removed or renamed, which is told once.
+  bool lost() {
+    const std::string note = lost_ ? "" : output_->lost();
+    if (!note.empty()) tell_(note);
+    return lost_ = lost_ || !note.empty();
+  }
+
+ private:
+  std::function<void(const std::string&)> tell_;
+  std::optional<OutputLock> output_, weights_;
+  bool lost_ = false;
+};
+
 /// Runs the job; only rank 0 talks. `begun` is set when a step has ended.
 int train(const TrainArguments& options, Job job, const Processes& processes, bool& begun) {
   const bool talks = processes.rank() == 0;
   const auto tell = [&](const std::string& text) {
     if (talks) (options.json ? std::cerr : std::cout) << text << std::endl;
   };
-  std::optional<OutputLock> lock, weights_lock;
-  if (talks) lock.emplace(job.output);
-  if (talks && !job.train.save_hf.empty())
-    weights_lock.emplace(folder_path(job.train.save_hf),
-                         OutputLockOptions{.host = "", .key = "train.save_hf", .beside = true});
-  for (const auto* taken : {&lock, &weights_lock}) {
-    if (*taken && !(*taken)->note().empty()) tell((*taken)->note());
-  }
+  std::optional<HeldFolders> held;
+  if (talks) held.emplace(job, tell);
   if (!processes.alone() && job.train.preflight) preflight(job, processes);
   if (const std::string chosen = set_gpu_defaults(job, {job.strategy}, processes); !chosen.empty())
     tell(chosen);
@@ -124,17 +144,11 @@ int train(const TrainArguments& options, Job job, const Processes& processes, bo
   if (options.json || !talks) style.style = ProgressStyle::kNone;
   const bool emulated = job.clock.kind != ClockKind::kReal;
   if (emulated) style.whose_time = " of this machine's time";
-  bool key_told = false, lost = false;
-  const auto check_output = [&] {
-    if (!lock || lost) return;
-    const std::string note = lock->lost();
-    lost = !note.empty();
-    if (lost) tell(note);
-  };
+  bool key_told = false;
   Progress progress("training", job.train.steps, style);
   const auto on_step = [&](const std::string&, const StepRecord& record) {
     begun = true;
-    if (job.checkpoint.every > 0 && record.step % job.checkpoint.every == 0) check_output();
+    if (held && job.checkpoint.every > 0 && record.step % job.checkpoint.every == 0) held->lost();
     progress.update(record.step, fmt::format("loss {:.4f}", record.loss));
     for (const std::string& warning : record.warnings) {
       if (talks && !options.json) std::cout << fmt::format("step {}: {}", record.step, warning) << std::endl;
@@ -152,7 +166,7 @@ int train(const TrainArguments& options, Job job, const Processes& processes, bo
       grows(job) ? train_growing_job(job, how, on_step, processes) : train_job(job, how, on_step, processes);
   const std::vector<StrategyRun>& runs = done.runs;
   progress.finish();
-  check_output();
+  const bool lost = held && held->lost();
   if (talks) {
     const std::filesystem::path report = write_results(job, done.model, load_cluster(done.cluster), runs);
     if (options.json)

@@ -57,7 +57,8 @@ struct SomeHeads {
   i64 first = 0;
   at::Tensor sinks = {};
 };
-/// Causal attention of some query heads, of whole sequences. k and v: of the key-value heads that these need. [1, T, heads, *]; returns [T, heads * width of v]. Differentiable.
+/// Causal attention of some query heads, of whole sequences. k and v: of the key-value heads that these need.
+/// [1, T, heads, *]; returns [T, heads * width of v]. Differentiable.
 at::Tensor attention_of_heads(const ModelConfig& model, i64 layer, const Heads& heads, const SomeHeads& which,
                               const Sequences& sequences);
 

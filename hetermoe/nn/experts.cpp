@@ -12,6 +12,7 @@
 
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/device/host_copy.h"
+#include "hetermoe/nn/expert_slots.h"
 #include "hetermoe/nn/gpu_kernels.h"
 #include "hetermoe/nn/products.h"
 #include "hetermoe/nn/rows.h"
@@ -19,12 +20,6 @@
 
 namespace hetermoe {
 namespace {
-
-/// Copies [begin, begin + count) of one slot.
-struct Chunk {
-  i64 slot, begin, count;
-  i64 work() const { return count; }
-};
 
 /// Rows [first, first + rows) of the gradient of one slot's weight.
 struct GradTile {
@@ -44,16 +39,6 @@ void for_each_part(i64 count, i64 limit, F f) {
   }
 }
 
-/// The non-empty slots whole.
-std::vector<Chunk> slots_with_copies(const CopyGroups& groups) {
-  std::vector<Chunk> out;
-  for (std::size_t slot = 0; slot + 1 < groups.offsets.size(); ++slot) {
-    const i64 begin = groups.offsets[slot], count = groups.offsets[slot + 1] - begin;
-    if (count > 0) out.push_back({static_cast<i64>(slot), begin, count});
-  }
-  return out;
-}
-
 /// All copies in chunks whose intermediate results stay in a CPU's cache (other devices: whole slots). The
 /// chunks are not small, because each reads the slot's weights once more.
 std::vector<Chunk> make_chunks(const ExpertSlab& slab, const CopyGroups& groups) {
@@ -70,13 +55,6 @@ std::vector<Chunk> make_chunks(const ExpertSlab& slab, const CopyGroups& groups)
       out.push_back({slot.slot, slot.begin + first, count});
     });
   }
-  return out;
-}
-
-/// Those that have gradients.
-std::vector<Chunk> trainable_slots_with_copies(const ExpertSlab& slab, const CopyGroups& groups) {
-  std::vector<Chunk> out = slots_with_copies(groups);
-  std::erase_if(out, [&](const Chunk& chunk) { return chunk.slot >= slab.num_trainable(); });
   return out;
 }
 
@@ -129,52 +107,6 @@ at::Tensor sum_copies(const at::Tensor& copies_CH, const CopyGroups& groups, con
   at::Tensor out = at::zeros({groups.num_rows, copies_CH.size(1)}, copies_CH.options());
   add_rows_(out, row_C, copies_CH);
   return out;
-}
-
-// ---- biases ----
-
-/// copies[c] += (factor[c] *) the bias of c's slot. bias_SX undefined = there are none.
-void add_biases_(const at::Tensor& copies_CX, const at::Tensor& bias_SX, const Chunk& chunk,
-                 const at::Tensor& factor_C = {}) {
-  if (!bias_SX.defined()) return;
-  const at::Tensor bias = bias_SX[chunk.slot];
-  copies_CX.add_(factor_C.defined() ? factor_C.narrow(0, chunk.begin, chunk.count).unsqueeze(1) * bias
-                                    : bias);
-}
-
-/// Undefined = the experts have none.
-at::Tensor gate_up_biases(const ExpertSlab& slab) {
-  return slab.has_biases() ? biases_of(slab.gate_up, 2 * slab.width()) : at::Tensor();
-}
-at::Tensor down_biases(const ExpertSlab& slab) {
-  return slab.has_biases() ? biases_of(slab.down, slab.hidden()) : at::Tensor();
-}
-
-at::Tensor gate_up_matrices(const ExpertSlab& slab) { return matrices_of(slab.gate_up, 2 * slab.width()); }
-at::Tensor down_matrices(const ExpertSlab& slab) { return matrices_of(slab.down, slab.hidden()); }
-
-/// dweights[c] += dout[c] . bias of c's slot: what a weight gets by the bias behind it.
-void add_bias_to_dweights_(const at::Tensor& dweights_C, const ExpertSlab& slab, const CopyGroups& groups,
-                           const at::Tensor& dout_CD) {
-  if (!slab.has_biases()) return;
-  const at::Tensor biases = down_biases(slab);
-  for (const Chunk& slot : slots_with_copies(groups)) {
-    const auto part = [&slot](const at::Tensor& x) { return x.narrow(0, slot.begin, slot.count); };
-    part(dweights_C).add_(at::mv(part(dout_CD), biases[slot.slot]));
-  }
-}
-
-/// Adds the gradients of the biases of trainable slots.
-void add_bias_gradients(ExpertSlab& slab, const CopyGroups& groups, const at::Tensor& dgate_up_C2F,
-                        const at::Tensor& dout_CD, const at::Tensor& weights_C) {
-  if (!slab.has_biases()) return;
-  const at::Tensor of_gate_up = biases_of(slab.gate_up_grad, 2 * slab.width());
-  const at::Tensor of_down = biases_of(slab.down_grad, slab.hidden());
-  for (const Chunk& slot : trainable_slots_with_copies(slab, groups)) {
-    const auto part = [&slot](const at::Tensor& x) { return x.narrow(0, slot.begin, slot.count); };
-    of_gate_up[slot.slot].add_(part(dgate_up_C2F).sum(0, false, weights_C.scalar_type()));
-    of_down[slot.slot].add_((part(weights_C).unsqueeze(1) * part(dout_CD)).sum(0));
-  }
 }
 
 // ---- one expert after another ----

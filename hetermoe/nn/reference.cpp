@@ -11,6 +11,7 @@
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/hash.h"
 #include "hetermoe/model/tensor_names.h"
+#include "hetermoe/nn/reference_rope.h"
 
 namespace hetermoe {
 namespace {
@@ -93,76 +94,6 @@ class Reference {
     return gated(x, weight(prefix + "gate_proj"), weight(prefix + "up_proj"), weight(prefix + "down_proj"));
   }
 
-  /// Radians per position of pair i: theta^(-2i/d), changed as the model scales it.
-  double frequency(double i, double dim) const {
-    const RopeScaling& how = model_.rope_scaling;
-    const auto original = static_cast<double>(how.original_positions);
-    const double plain = std::pow(model_.rope_theta, -2 * i / dim), slow = plain / how.factor;
-    // The pair that turns so often over the original positions.
-    const auto pair = [&](double turns) {
-      return dim * std::log(original / (2 * std::numbers::pi * turns)) / (2 * std::log(model_.rope_theta));
-    };
-    switch (how.kind) {
-      case RopeKind::kDefault:
-        return plain;
-      case RopeKind::kLinear:
-        return slow;
-      case RopeKind::kDynamic: {
-        const auto longest = static_cast<double>(model_.max_positions);
-        const double length = std::max(static_cast<double>(seq_len_), longest);
-        const double stretch = how.factor * length / longest - (how.factor - 1);
-        return std::pow(model_.rope_theta * std::pow(stretch, dim / (dim - 2)), -2 * i / dim);
-      }
-      case RopeKind::kYarn: {
-        double low = pair(how.beta_fast), high = pair(how.beta_slow);
-        if (how.truncate) low = std::floor(low), high = std::ceil(high);
-        low = std::max(low, 0.0), high = std::min(high, dim - 1);
-        const double ramp = (i - low) / (high == low ? 0.001 : high - low);
-        return ramp <= 0 ? plain : ramp >= 1 ? slow : plain * (1 - ramp) + slow * ramp;
-      }
-      case RopeKind::kLlama3: {
-        const double wave = 2 * std::numbers::pi / plain;
-        if (wave > original / how.low_freq_factor) return slow;
-        if (wave < original / how.high_freq_factor) return plain;
-        const double smooth =
-            (original / wave - how.low_freq_factor) / (how.high_freq_factor - how.low_freq_factor);
-        return (1 - smooth) * slow + smooth * plain;
-      }
-    }
-    return plain;
-  }
-
-  /// By which turned rows grow: yarn makes up for flatter scores.
-  double turned_length() const {
-    const RopeScaling& how = model_.rope_scaling;
-    if (how.kind != RopeKind::kYarn) return 1;
-    if (how.attention_factor > 0) return how.attention_factor;
-    const double log = how.factor > 1 ? 0.1 * std::log(how.factor) : 0;
-    if (how.mscale > 0 && how.mscale_all_dim > 0)
-      return (1 + log * how.mscale) / (1 + log * how.mscale_all_dim);
-    return 1 + log;
-  }
-
-  /// Rotary embedding of [B, h, S, d], element by element as in the papers: for each pair (a, b) and angle
-  /// position * frequency, a' = a cos - b sin and b' = b cos + a sin.
-  at::Tensor turn(const at::Tensor& x) const {
-    const i64 dim = model_.rotary_dim > 0 ? model_.rotary_dim : x.size(-1);  // the rest stays
-    const double length = turned_length();
-    std::vector<at::Tensor> columns = at::unbind(x, -1);
-    const at::Tensor position = at::arange(seq_len_, x.options().dtype(at::kDouble));
-    for (i64 i = 0; i < dim / 2; ++i) {
-      const double angle = frequency(static_cast<double>(i), static_cast<double>(dim));
-      const at::Tensor c = (length * at::cos(position * angle)).to(x.scalar_type());
-      const at::Tensor s = (length * at::sin(position * angle)).to(x.scalar_type());
-      const i64 first = model_.rope_interleaved ? 2 * i : i;
-      const i64 second = model_.rope_interleaved ? 2 * i + 1 : i + dim / 2;
-      const at::Tensor a = x.select(-1, first), b = x.select(-1, second);
-      columns[static_cast<std::size_t>(first)] = a * c - b * s;
-      columns[static_cast<std::size_t>(second)] = b * c + a * s;
-    }
-    return at::stack(columns, -1);
-  }
-
   /// q, k [B, h, S, d], v [B, h, S, dv] -> [B*S, h*dv]: the textbook form.
   at::Tensor softmax_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const {
     double scale = 1 / std::sqrt(static_cast<double>(q.size(-1)));
@@ -215,9 +146,10 @@ class Reference {
       k = norm(k, p + "k_norm", model_.norm_eps);
     }
     const i64 times = model_.num_heads / model_.num_kv_heads;
-    k = turn(k).repeat_interleave(times, 1);
+    k = reference_turn(model_, k).repeat_interleave(times, 1);
     v = v.repeat_interleave(times, 1);
-    const at::Tensor out = at::linear(softmax_attention(turn(q), k, v), weight(p + "o_proj"));
+    const at::Tensor out =
+        at::linear(softmax_attention(reference_turn(model_, q), k, v), weight(p + "o_proj"));
     return model_.output_bias ? out + tensor(p + "o_proj.bias") : out;
   }
 
@@ -233,12 +165,12 @@ class Reference {
     const at::Tensor a = at::linear(x, weight(p + "kv_a_proj_with_mqa"));
     const at::Tensor latent = norm(a.slice(1, 0, model_.kv_lora_rank), p + "kv_a_layernorm", kEps);
     const at::Tensor kv = to_heads(at::linear(latent, weight(p + "kv_b_proj")), model_.num_heads);
-    const at::Tensor shared_key = turn(to_heads(a.slice(1, model_.kv_lora_rank), 1));
+    const at::Tensor shared_key = reference_turn(model_, to_heads(a.slice(1, model_.kv_lora_rank), 1));
     std::vector<at::Tensor> heads;
     const i64 nope = model_.qk_nope_dim;
     for (i64 head = 0; head < model_.num_heads; ++head) {
       const at::Tensor qh = q.slice(1, head, head + 1), kvh = kv.slice(1, head, head + 1);
-      const at::Tensor query = at::cat({qh.slice(3, 0, nope), turn(qh.slice(3, nope))}, -1);
+      const at::Tensor query = at::cat({qh.slice(3, 0, nope), reference_turn(model_, qh.slice(3, nope))}, -1);
       const at::Tensor key = at::cat({kvh.slice(3, 0, nope), shared_key}, -1);
       heads.push_back(softmax_attention(query, key, kvh.slice(3, nope)));
     }

@@ -125,7 +125,8 @@ TokenHeads scores_backward(StateGroup* sinks, PartGraph& graph, const at::Tensor
                                   /*create_graph=*/false);
     const c10::NoGradGuard no_grad;
     if (trains)
-      add_gradient_(sinks->grad(Weight::kSinks).narrow(0, graph.first_head, graph.sinks.size(0)), grads.back());
+      add_gradient_(sinks->grad(Weight::kSinks).narrow(0, graph.first_head, graph.sinks.size(0)),
+                    grads.back());
   }
   return {grads[0], grads[1], grads[2]};
 }

@@ -25,8 +25,9 @@ Plan team_plan(const ModelConfig& model, const Cluster& cluster, const ShareRow&
   return plan;
 }
 
-const char* const kModels[] = {"tiny",       "tiny-qwen3",       "tiny-olmoe",      "tiny-deepseek-v2",
-                               "tiny-llama", "tiny-deepseek-v3", "tiny-minimax-m2", "tiny-mistral", "tiny-gpt-oss"};
+const char* const kModels[] = {"tiny",        "tiny-qwen3",       "tiny-olmoe",      "tiny-deepseek-v2",
+                               "tiny-llama",  "tiny-deepseek-v3", "tiny-minimax-m2", "tiny-mistral",
+                               "tiny-gpt-oss"};
 
 /// Even and uneven teams of 1 to 4, devices without tokens or without heads, query heads of one key-value
 /// head on several devices, a sequence that ends inside a device's tokens; all ways to recompute; one and

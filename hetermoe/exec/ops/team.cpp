@@ -34,8 +34,9 @@ void run_scores(OpContext& d, const Op& op) {
   const bool forward = op.phase == Phase::kForward;
   const Team team = team_here(d, op);
   const std::vector<i64> documents = document_lengths(d, op.microbatch, team.begin, team.tokens);
-  ScoresOutput out = scores_forward(d.model, op.layer, sinks, slot.team.heads, team.of(d.device()).heads.begin,
-                                    {d.p.plan().seq_len, documents}, !forward || d.keeps_activations(op));
+  ScoresOutput out =
+      scores_forward(d.model, op.layer, sinks, slot.team.heads, team.of(d.device()).heads.begin,
+                     {d.p.plan().seq_len, documents}, !forward || d.keeps_activations(op));
   slot.team.scores = std::move(out.graph);
   if (forward) slot.team.context = out.context_TA;
 }
