@@ -54,7 +54,7 @@ Fullest fullest_of(const TraceBalanceResult& result, const Cluster& cluster) {
 }
 
 /// As simulate tells it; empty = all devices have room.
-std::string overfilled(const TraceBalanceResult& result, const Cluster& cluster) {
+std::string overfilled_under(const TraceBalanceResult& result, const Cluster& cluster) {
   std::vector<Bytes> memory;
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) memory.push_back(result.memory[idx(d)].use.total());
   return overfilled_device(memory, cluster);
@@ -63,8 +63,8 @@ std::string overfilled(const TraceBalanceResult& result, const Cluster& cluster)
 /// The last line where the plan fits under no balancer, and the exit code: 1 then, else 0.
 int say_whether_any_fits(const std::vector<Row>& rows, const Cluster& cluster, bool json) {
   for (const Row& row : rows)
-    if (overfilled(row.result, cluster).empty()) return 0;
-  if (!json) std::cout << "\nthe plan does not fit: " << overfilled(rows[0].result, cluster) << "\n";
+    if (overfilled_under(row.result, cluster).empty()) return 0;
+  if (!json) std::cout << "\nthe plan does not fit: " << overfilled_under(rows[0].result, cluster) << "\n";
   return 1;
 }
 
@@ -101,7 +101,7 @@ std::vector<std::string> cells_of(const std::vector<Row>& rows, const Row& row, 
           fmt::format("{:.3f}", over_first(rows, row)),
           r.kept > 0 ? fmt::format("{} of {}", r.kept, r.steps.size()) : "-",
           format_bytes(fullest.used) + " of " + format_bytes(fullest.capacity),
-          overfilled(r, cluster).empty() ? "" : "does not fit"};
+          overfilled_under(r, cluster).empty() ? "" : "does not fit"};
 }
 
 /// What the columns mean, on the page and in the terminal.
@@ -169,7 +169,7 @@ Json json_of_rows(const std::vector<Row>& rows, const Cluster& cluster) {
                     {"over_first", over_first(rows, row)},
                     {"fullest_device", fullest.device},
                     {"memory_bytes", fullest.used},
-                    {"fits", overfilled(r, cluster).empty()}});
+                    {"fits", overfilled_under(r, cluster).empty()}});
   }
   return {{"rows", json}};
 }

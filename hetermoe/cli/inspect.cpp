@@ -1,6 +1,5 @@
 #include <fmt/ranges.h>
 #include <algorithm>
-
 #include <iostream>
 #include <map>
 #include <memory>
@@ -374,10 +373,8 @@ void print_cluster(const Cluster& cluster) {
                      tflops(type.bf16_tflops), tflops(type.fp32_tflops), name_of(type.attention_kernel),
                      format_factor(device.speed)});
   }
-  std::cout
-      << devices.str()
-      << "speed: factor on the speed of the device's type (key speed of the cluster file, default 1); a "
-         "slow card has less than 1\n\n";
+  std::cout << devices.str()
+            << "speed: factor of the cluster file on that of the type; a slow card has less than 1\n\n";
   Table nodes({"node", "network", "latency", "inside", "latency inside"});
   for (const Node& node : cluster.nodes) {
     nodes.add_row({node.name, format_digits(node.network * 8e-9, 4) + " Gbit/s", format_seconds(node.latency),
@@ -392,9 +389,7 @@ void print_cluster(const Cluster& cluster) {
                    rate(node.host->link_gb_s), rate(node.host->shared_link_gb_s),
                    format_seconds(node.host->link_latency_us * 1e-6)});
   }
-  const bool any = std::any_of(cluster.nodes.begin(), cluster.nodes.end(),
-                               [](const Node& node) { return node.host.has_value(); });
-  if (any) std::cout << "\n" << hosts.str();
+  if (hosts.num_rows() > 0) std::cout << "\n" << hosts.str();
 }
 
 int inspect(const InspectArguments& options) {

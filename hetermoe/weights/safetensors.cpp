@@ -308,7 +308,7 @@ void SafetensorsReader::read_header(Checksums checksums) {
 
 namespace {
 
-const std::string& text_of(const SortedJson& json, const std::string& where) {
+const std::string& header_text_of(const SortedJson& json, const std::string& where) {
   if (!json.is_string()) fail<ConfigError>(where, "got {}, expected a text", describe(Json(json)));
   return json.get_ref<const std::string&>();
 }
@@ -326,7 +326,7 @@ const SortedJson& part_of(const SortedJson& tensor, const char* key, const std::
 
 void SafetensorsReader::add_entry(const std::string& name, const SortedJson& json,
                                   const SortedJson& metadata) {
-  const std::string& dtype = text_of(part_of(json, "dtype", name), name + " dtype");
+  const std::string& dtype = header_text_of(part_of(json, "dtype", name), name + " dtype");
   const auto known =
       std::find_if(kDtypes.begin(), kDtypes.end(), [&](const auto& d) { return d.second == dtype; });
   if (known == kDtypes.end()) fail<IoError>(path_.string(), "{}: unknown dtype {}", name, dtype);
@@ -340,7 +340,7 @@ void SafetensorsReader::add_entry(const std::string& name, const SortedJson& jso
   read_value(Json(offsets[0]), entry.begin, name + " data_offsets", at_least(0));
   read_value(Json(offsets[1]), entry.end, name + " data_offsets", at_least(0));
   const auto sum = metadata.find(kChecksum + name);
-  if (sum != metadata.end()) entry.checksum = text_of(*sum, sum.key());
+  if (sum != metadata.end()) entry.checksum = header_text_of(*sum, sum.key());
   const std::optional<i64> bytes =
       bytes_of(entry.head.shape, static_cast<i64>(c10::elementSize(known->first)));
   if (!bytes) fail<IoError>(path_.string(), "{}: has no possible shape: {}", name, json.at("shape").dump());

@@ -28,6 +28,91 @@ TEST(PlanCommand, WritesAPlanThatSimulateTakes) {
   EXPECT_NE(run_hetermoe({"train", "--plam", plan}).err.find("Did you mean \"--plan\"?"), std::string::npos);
 }
 
+/// Of what a command prints.
+std::string last_line(const std::string& out) {
+  const std::size_t end = out.find_last_not_of('\n');
+  if (end == std::string::npos) return "";
+  const std::size_t begin = out.rfind('\n', end);
+  return out.substr(begin == std::string::npos ? 0 : begin + 1,
+                    end - (begin == std::string::npos ? 0 : begin + 1) + 1);
+}
+
+TEST(PlanCommand, EndsWithTheCommandThatTrains) {
+  const WorkFolder folder;
+  const std::string plan = folder / "plan.json";
+  const std::vector<std::string> ask = {"plan",  "--model", "demo",        "--cluster", "demo",
+                                        "--seq", "256",     "--sequences", "8"};
+  const ProgramResult unwritten = run_hetermoe(ask);
+  EXPECT_EQ(last_line(unwritten.out),
+            "train: hetermoe train --model demo --cluster demo --plan plan.json --train.seq_len 256 "
+            "--train.sequences 8");
+  EXPECT_TRUE(contains(unwritten.out, "\nwith -o plan.json the plan is written; then\n")) << unwritten.out;
+  std::vector<std::string> writes = ask;
+  writes.insert(writes.end(), {"-o", plan});
+  EXPECT_EQ(last_line(run_hetermoe(writes).out),
+            fmt::format("train: hetermoe train --model demo --cluster demo --plan {} --train.seq_len 256 "
+                        "--train.sequences 8",
+                        plan));
+}
+
+/// Simulate and the dry run of train, whose last words are equal.
+TEST(SimulateCommand, AStepThatDoesNotFitEndsWithThatLine) {
+  const std::vector<std::string> job = {
+      "--model",         "qwen3-1.7b", "--cluster",         "demo", "--strategy",           "ep",
+      "--train.seq_len", "16",         "--train.sequences", "4",    "--train.microbatches", "2"};
+  const std::vector<std::vector<std::string>> commands = {
+      {"simulate"}, {"train", "--dry-run", "--data.max_bytes", "200000"}};
+  for (const std::vector<std::string>& command : commands) {
+    std::vector<std::string> words = command;
+    words.insert(words.end(), job.begin(), job.end());
+    const ProgramResult result = run_hetermoe(words);
+    EXPECT_EQ(result.code, 1) << command[0] << result.err;
+    EXPECT_TRUE(last_line(result.out).starts_with("the plan does not fit: device V100/1000#2 (16 GiB, "))
+        << command[0] << ": " << last_line(result.out);
+    words.emplace_back("--json");
+    const ProgramResult as_json = run_hetermoe(words);
+    EXPECT_EQ(as_json.code, 1) << command[0] << as_json.err;
+    EXPECT_FALSE(contains(as_json.out, "the plan does not fit")) << command[0];
+    std::vector<std::string> fits = command;
+    fits.insert(fits.end(), {"--model", "tiny", "--cluster", "demo", "--train.seq_len", "16"});
+    const ProgramResult small = run_hetermoe(fits);
+    EXPECT_EQ(small.code, 0) << command[0] << small.err;
+    EXPECT_FALSE(contains(small.out, "does not fit")) << command[0];
+  }
+}
+
+/// Of a family that nobody knows here sizes are read, and what is assumed of it is told.
+TEST(PlanCommand, AModelOfAnotherFamilyIsPlannedSimulatedAndInspected) {
+  const WorkFolder folder;
+  const std::string model = folder.file(
+      "odd.json",
+      R"({"model_type": "strange_moe", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+          "num_key_value_heads": 2, "vocab_size": 320, "num_local_experts": 4, "num_experts_per_tok": 2,
+          "intermediate_size": 128, "max_position_embeddings": 4096})");
+  const std::string assumed = "model_type \"strange_moe\" is not trained here; sizes read from ";
+  const ProgramResult planned =
+      run_hetermoe({"plan", "--model", model, "--cluster", "demo", "--seq", "256", "--sequences", "8"});
+  EXPECT_EQ(planned.code, 0) << planned.err;
+  EXPECT_TRUE(contains(planned.out, assumed)) << planned.out;
+  EXPECT_TRUE(last_line(planned.out).starts_with("simulate: hetermoe simulate ")) << planned.out;
+  const std::vector<std::string> job = {"--model", model, "--cluster", "demo", "--strategy", "ep"};
+  std::vector<std::string> words = {"simulate"};
+  words.insert(words.end(), job.begin(), job.end());
+  const ProgramResult simulated = run_hetermoe(words);
+  EXPECT_EQ(simulated.code, 0) << simulated.err;
+  EXPECT_TRUE(simulated.out.starts_with(assumed)) << simulated.out;
+  const ProgramResult inspected = run_hetermoe({"inspect", model});
+  EXPECT_EQ(inspected.code, 0) << inspected.err;
+  EXPECT_TRUE(contains(inspected.out, "odd (strange_moe)")) << inspected.out;
+  EXPECT_TRUE(contains(inspected.out, "strange_moe\" is not trained here")) << inspected.out;
+  words[0] = "train";
+  words.emplace_back("--dry-run");
+  const ProgramResult trained = run_hetermoe(words);
+  EXPECT_EQ(trained.code, 2);
+  EXPECT_TRUE(contains(trained.err, "this model cannot be trained here: model_type: got \"strange_moe\""))
+      << trained.err;
+}
+
 TEST(PlanCommand, SaysWhatDoesNotFitAndWhy) {
   const ProgramResult result =
       run_hetermoe({"plan", "--model", "deepseek-v3", "--cluster", "demo", "--seq", "4096"});

@@ -37,6 +37,10 @@ TEST(RoutingCommand, ClusterTellsDomainsBesideShuffledOnes) {
   const ProgramResult shown = run_hetermoe({"routing", "cluster", path, "--groups", "2"});
   EXPECT_TRUE(contains(shown.out, "domains told by")) << shown.out << shown.err;
   EXPECT_TRUE(contains(shown.out, "logistic regression")) << shown.out;
+  ASSERT_EQ(run_hetermoe({"routing", "cluster", path, "--groups", "2", "--output", folder / "told"}).code, 0);
+  const std::string page = read_text(folder / "told/clusters.html");
+  for (const char* part : {"domain told by nearest mean", "domain told by logistic regression"})
+    EXPECT_TRUE(contains(page, part)) << part;
   const ProgramResult result = run_hetermoe({"routing", "cluster", path, "--groups", "2", "--json"});
   const Json told = parse_json(result.out, "output").at("domains").at("told");
   ASSERT_EQ(told.size(), 2u);

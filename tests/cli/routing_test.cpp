@@ -48,6 +48,18 @@ TEST(RoutingCommand, AnalysesATraceWithAndWithoutAJob) {
   EXPECT_FALSE(contains(alone.out, "1 ranks")) << alone.out;
   EXPECT_TRUE(contains(read_text(folder / "page/routing.html"), "class=\"cell\""));
   EXPECT_TRUE(read_text(folder / "page/routing.csv").starts_with("layer,expert,copies,share\n"));
+  const ProgramResult drawn =
+      run_with_job({"routing", "analyse", path, "--output", folder / "under"}, {"--strategy", "ep"});
+  ASSERT_EQ(drawn.code, 0) << drawn.err;
+  // The page has the terminal's table and what is concluded from it.
+  const std::string page = read_text(folder / "under/routing.html");
+  for (const char* part : {"band by the Gini coefficient: ", "history costs: ", "rows between nodes"}) {
+    EXPECT_TRUE(contains(drawn.out, part)) << part << "\n" << drawn.out;
+    EXPECT_TRUE(contains(page, part)) << part;
+  }
+  for (const char* part :
+       {"Layer by layer", "noise floor", "time ratio</th>", "time ratio: the slowest of them"})
+    EXPECT_TRUE(contains(page, part)) << part;
   const ProgramResult under = run_with_job({"routing", "analyse", path, "--json"}, {"--strategy", "ep"});
   ASSERT_EQ(under.code, 0) << under.err;
   const Json json = parse_json(under.out, "output");
