@@ -26,7 +26,7 @@ void read_what_is_gone(const std::string& path) {
 TEST(LostPages, AFileThatShrinksIsNamed) {
   const WorkFolder folder;
   const std::string path = folder.file("tokens.bin", std::string(8192, 'x'));
-  EXPECT_EXIT(read_what_is_gone(path), testing::ExitedWithCode(1),
+  EXPECT_EXIT(read_what_is_gone(path), ::testing::ExitedWithCode(1),
               "tokens.bin\\] became shorter while it was read, or its disk failed: .*\nlast words");
 }
 
@@ -37,7 +37,7 @@ TEST(LostPages, OtherFaultsEndAsEver) {
         ::raise(SIGBUS);
         ::raise(SIGBUS);
       },
-      testing::KilledBySignal(SIGBUS), "");
+      ::testing::KilledBySignal(SIGBUS), "");
 }
 
 }  // namespace

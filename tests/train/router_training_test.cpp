@@ -171,6 +171,22 @@ TEST(RouterTrainingRun, AnIgnoredAuxLossAlphaIsTold) {
   EXPECT_EQ(note("tiny-llama", 0.001), "");
 }
 
+TEST(RouterTrainingRun, WhatTheAuxiliaryLossIsComputedOverIsToldWhereItIsNotTransformers) {
+  const std::string folder = HM_SOURCE_DIR "/tests/data/parity/mixtral";
+  const auto note = [&](Settings settings) {
+    settings.insert(settings.begin(), {{"data.paths", HM_SOURCE_DIR "/README.md"},
+                                       {"data.tokenizer", "bytes"},
+                                       {"train.sequences", "8"}});
+    const Job job = job_from_overrides(settings);
+    return balance_note(job, load_model(folder));
+  };
+  EXPECT_TRUE(note({{"train.init_from", folder}})
+                  .starts_with("the load-balancing loss is computed over each sequence, where transformers"));
+  EXPECT_EQ(note({{"train.init_from", folder}, {"train.aux_group", "0"}}), "");
+  EXPECT_EQ(note({{"train.init_from", folder}, {"train.aux_group", "8"}}), "");
+  EXPECT_EQ(note({{"model", folder}}), "");
+}
+
 TEST(CollapseWatch, CountsStepsInARowAndTellsOnce) {
   ModelConfig model;
   model.num_experts = 8, model.top_k = 2;

@@ -31,6 +31,16 @@ void check_router_training(const Job& job, const ModelConfig& model) {
 }
 
 std::string balance_note(const Job& job, const ModelConfig& model) {
+  const TrainOptions& train = job.train;
+  if (model.aux_loss_coef > 0 && !train.init_from.empty() && train.aux_group > 0 &&
+      train.aux_group < train.sequences) {
+    const std::string group =
+        train.aux_group == 1 ? "each sequence" : fmt::format("groups of {} sequences", train.aux_group);
+    return fmt::format(
+        "the load-balancing loss is computed over {}, where transformers takes all sequences of a forward "
+        "pass: train.aux_group 0 takes those of the step",
+        group);
+  }
   const bool balances = model.aux_loss_coef > 0 || job.train.router_bias_rate > 0 || job.train.forced_balance;
   if (balances || model.num_moe_layers() == 0) return "";
   const Json config = read_json(find_model(job.model));

@@ -9,8 +9,9 @@ namespace hetermoe {
 /// Throws ConfigError for settings of routers that the model has no use for or that contradict each other.
 void check_router_training(const Job& job, const ModelConfig& model);
 
-/// Where the model's config asks by aux_loss_alpha for a balance that the job does not train with, a sentence
-/// that says so; else empty.
+/// A sentence where the loss that balances experts is not that of the program the model is from: its config
+/// asks by aux_loss_alpha for one that does not act, or transformers computes it over more sequences. Else
+/// empty.
 std::string balance_note(const Job& job, const ModelConfig& model);
 
 /// Of a step whose first sequence has this index in the data.
