@@ -30,7 +30,7 @@ namespace {
 namespace fs = std::filesystem;
 
 /// No honest file has more. The text has to be short, because its parser needs up to 500 times its size.
-constexpr i64 kMaxYamlValues = 1'000'000, kMaxYamlBytes = 1 << 22;
+constexpr i64 kMaxYamlValues = 500'000, kMaxYamlBytes = 1 << 22;
 /// Bytes of all texts, each alias counted as what it stands for.
 constexpr i64 kMaxYamlTexts = 4 * kMaxYamlBytes;
 

@@ -39,7 +39,7 @@ class LayerExperts {
   void add(std::vector<OutTensor>& out, const std::string& name, std::vector<i64> shape,
            std::vector<i64> parts) const {
     shape.insert(shape.begin(), model_.num_experts);
-    const at::ScalarType dtype = (*tensors_)[0].head.dtype;
+    const at::ScalarType dtype = (*tensors_)[idx(parts[0])].head.dtype;
     const auto make = [tensors = tensors_, shape, parts, dtype, step = of_expert_,
                        interleaved = interleaved_] {
       const at::Tensor all = at::empty(shape, dtype);

@@ -9,7 +9,7 @@ namespace hetermoe {
 /// How transformers wants the experts of a model in files: kPerExpert, or kInterleaved.
 ExpertLayout file_layout(const ModelConfig& model);
 
-/// The tensors of all parameters(model), in their order and of one dtype in a layer, as files of a layout
+/// The tensors of all parameters(model), in their order, as files of a layout
 /// have them: kPerExpert, kFused or kInterleaved. One tensor in memory is the fused one beside that of one
 /// expert.
 std::vector<OutTensor> in_layout(const ModelConfig& model, ExpertLayout layout,

@@ -174,9 +174,9 @@ TEST(RouterTrainingRun, AnIgnoredAuxLossAlphaIsTold) {
 TEST(RouterTrainingRun, WhatTheAuxiliaryLossIsComputedOverIsToldWhereItIsNotTransformers) {
   const std::string folder = HM_SOURCE_DIR "/tests/data/parity/mixtral";
   const auto note = [&](Settings settings) {
-    settings.insert(settings.begin(), {{"data.paths", HM_SOURCE_DIR "/README.md"},
-                                       {"data.tokenizer", "bytes"},
-                                       {"train.sequences", "8"}});
+    settings.insert(
+        settings.begin(),
+        {{"data.paths", HM_SOURCE_DIR "/README.md"}, {"data.tokenizer", "bytes"}, {"train.sequences", "8"}});
     const Job job = job_from_overrides(settings);
     return balance_note(job, load_model(folder));
   };

@@ -26,6 +26,7 @@ TEST(StepReport, WhatARankTellsIsReadBackWhole) {
 
 TEST(StepReport, EachRankTellsTheCopiesOfItsDevices) {
   StepReport a, b;
+  a.values = b.values = values_to_merge(StepRecord());
   a.copies = {{1, 2}, {}, {}};
   b.copies = {{}, {3, 4}, {}};
   EXPECT_EQ(merged({a, b}).copies, (std::vector<std::vector<double>>{{1, 2}, {3, 4}, {}}));
