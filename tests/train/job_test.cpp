@@ -43,8 +43,8 @@ TEST(JobFields, TheHelpOfStrategyNamesAll) {
   const auto found = std::find_if(fields.begin(), fields.end(),
                                   [](const FieldDoc& field) { return field.name == "strategy"; });
   ASSERT_NE(found, fields.end());
-  EXPECT_TRUE(found->help.starts_with(
-      fmt::format("who fills the plan: {}. ", fmt::join(strategy_names(), ", "))))
+  EXPECT_TRUE(
+      found->help.starts_with(fmt::format("who fills the plan: {}. ", fmt::join(strategy_names(), ", "))))
       << found->help;
 }
 
