@@ -90,10 +90,7 @@ class FileTypes {
     if (const DeviceType* type = find_catalogue_device(name)) return *type;
     std::vector<std::string> known = known_device_types();
     for (const DeviceType& type : types_) known.push_back(type.name);
-    fail<ConfigError>(where,
-                      "unknown device type \"{}\".{} A cluster file may describe its own: device_types: "
-                      "[{{name: {}, like: {}, memory_gib: 24}}] (docs/tour.md)",
-                      name, known_names_hint(name, known), name, known.front());
+    refuse_device_type(name, where, known, "A cluster file");
   }
 
  private:

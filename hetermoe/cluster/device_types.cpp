@@ -107,6 +107,14 @@ std::vector<std::string> known_device_types() {
 
 const DeviceType* find_catalogue_device(const std::string& name) { return find_type(catalogue(), name); }
 
+void refuse_device_type(const std::string& name, const std::string& where,
+                        const std::vector<std::string>& known, const std::string& who) {
+  fail<ConfigError>(where,
+                    "unknown device type \"{}\".{} {} may describe its own: device_types: "
+                    "[{{name: {}, like: {}, memory_gib: 24}}] (docs/tour.md)",
+                    name, known_names_hint(name, known), who, name, known.front());
+}
+
 const DeviceType& catalogue_device(const std::string& name, const std::string& where) {
   const DeviceType* type = find_catalogue_device(name);
   if (type == nullptr) {

@@ -14,6 +14,10 @@ bool same_name(const std::string& a, const std::string& b);
 const DeviceType* find_type(const std::vector<DeviceType>& types, const std::string& name);
 const DeviceType* find_catalogue_device(const std::string& name);
 
+/// Throws ConfigError that names types near an unknown one, and how `who` may describe its own.
+[[noreturn]] void refuse_device_type(const std::string& name, const std::string& where,
+                                     const std::vector<std::string>& known, const std::string& who);
+
 /// Throws ConfigError when a figure that has no default is neither among those of an entry nor known of the
 /// type that it goes out from.
 void check_complete(const Json& figures, const DeviceType& type, const std::string& name,

@@ -4,7 +4,6 @@
 #include <sstream>
 
 #include "hetermoe/base/numbers.h"
-#include "hetermoe/base/suggest.h"
 #include "hetermoe/cluster/device_types.h"
 
 namespace hetermoe {
@@ -31,12 +30,8 @@ void check_name(const Host& host) {
 /// The name as the catalogue writes it.
 std::string type_of_host(const std::string& name, const std::string& where) {
   if (const DeviceType* type = find_catalogue_device(name)) return type->name;
-  const std::vector<std::string> known = known_device_types();
-  fail<ConfigError>(where,
-                    "unknown device type \"{}\".{} A hostfile names types of the catalogue. A cluster file "
-                    "(.yaml) may describe its own: device_types: [{{name: {}, like: {}, memory_gib: 24}}] "
-                    "(docs/tour.md)",
-                    name, known_names_hint(name, known), name, known.front());
+  refuse_device_type(name, where, known_device_types(),
+                     "A hostfile names types of the catalogue. A cluster file (.yaml)");
 }
 
 void read_word(const std::string& word, Host& host) {

@@ -128,16 +128,14 @@ void read_sliding_layers(const HfReader& in, const ModelFamily& family, ModelCon
 
 /// A window as long as the context changes nothing.
 void read_window(const HfReader& in, const ModelFamily& family, ModelConfig& out) {
-  const bool active =
-      family.windows == WindowKeys::kNumber || family.windows == WindowKeys::kNumberAndLayer ||
-      (family.windows != WindowKeys::kNone && in.read_or<bool>({"use_sliding_window"}, false));
+  const bool active = act_by_number(family.windows) || (family.windows != WindowKeys::kNone &&
+                                                        in.read_or<bool>({"use_sliding_window"}, false));
   const i64 missing = in.has("sliding_window") ? 0 : family.window;
   const Range positions = between(1, static_cast<double>(kMaxPositions));
   const i64 window = active ? in.read<i64>({"sliding_window"}, positions).value_or(missing) : 0;
   if (window > 0 && window < out.max_positions) {
     out.sliding_window = window;
-    if (family.windows == WindowKeys::kSwitchAndLayer || family.windows == WindowKeys::kNumberAndLayer)
-      read_sliding_layers(in, family, out);
+    if (differ_by_layer(family.windows)) read_sliding_layers(in, family, out);
     return;
   }
   if (const Json* types = in.find("layer_types"); types && types->is_array()) {

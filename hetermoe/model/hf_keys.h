@@ -9,6 +9,15 @@ namespace hetermoe {
 inline constexpr i64 kMaxExperts = i64{1} << 16;
 inline constexpr i64 kMaxLayers = i64{1} << 14;
 
+/// Windows act without use_sliding_window.
+inline bool act_by_number(WindowKeys keys) {
+  return keys == WindowKeys::kNumber || keys == WindowKeys::kNumberAndLayer;
+}
+/// They may act in some layers alone.
+inline bool differ_by_layer(WindowKeys keys) {
+  return keys == WindowKeys::kSwitchAndLayer || keys == WindowKeys::kNumberAndLayer;
+}
+
 /// Adds to out.unsupported when the key has another value. A missing key is right.
 void expect_key(const HfReader& in, const ExpectedKey& key, ModelConfig& out);
 

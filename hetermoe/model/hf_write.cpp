@@ -3,6 +3,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/model/family.h"
+#include "hetermoe/model/hf_keys.h"
 #include "hetermoe/model/hf_rope.h"
 #include "hetermoe/model/layer_interval.h"
 
@@ -75,8 +76,7 @@ void write_mla(const ModelConfig& m, const ModelFamily& family, Json& out) {
 }
 
 void write_window(const ModelConfig& m, const ModelFamily& family, Json& out) {
-  const bool by_number =
-      family.windows == WindowKeys::kNumber || family.windows == WindowKeys::kNumberAndLayer;
+  const bool by_number = act_by_number(family.windows);
   if (!by_number && m.sliding_window == 0) return;
   out["sliding_window"] = m.sliding_window > 0 ? Json(m.sliding_window) : Json(nullptr);
   if (!by_number) out["use_sliding_window"] = true;

@@ -211,9 +211,12 @@ class AllProducts {
     return out;
   }
   bool grouped() const { return grouped_; }
-  /// Those with copies, where experts have biases.
-  std::vector<Chunk> slots_with_biases(const ExpertSlab& slab) const {
-    return slab.has_biases() ? slots_with_copies(groups_) : std::vector<Chunk>();
+  /// out[c] += (factor[c] *) the bias of c's slot. bias_SX undefined = there are none.
+  void add_biases_to(const at::Tensor& out_CX, const at::Tensor& bias_SX,
+                     const at::Tensor& factor_C = {}) const {
+    if (!bias_SX.defined()) return;
+    for (const Chunk& slot : slots_with_copies(groups_))
+      add_biases_(out_CX.narrow(0, slot.begin, slot.count), bias_SX, slot, factor_C);
   }
   /// Where the copies of some slots end, counted from the first one's begin; on the device.
   at::Tensor ends(i64 slot, i64 num_slots) const {
@@ -228,8 +231,7 @@ class AllProducts {
 
 at::Tensor gate_up_of(const ExpertSlab& slab, const at::Tensor& input_CD, const AllProducts& multiply) {
   const at::Tensor out = multiply(input_CD, gate_up_matrices(slab).transpose(1, 2));
-  for (const Chunk& slot : multiply.slots_with_biases(slab))
-    add_biases_(out.narrow(0, slot.begin, slot.count), gate_up_biases(slab), slot);
+  multiply.add_biases_to(out, gate_up_biases(slab));
   return out;
 }
 
@@ -239,8 +241,7 @@ at::Tensor forward_all(const ExpertSlab& slab, const at::Tensor& rows_RD, const 
   if (saved != nullptr) saved->gate_up_C2F = gate_up_C2F;
   const at::Tensor out = multiply(swiglu_forward(gate_up_C2F, weights_C, Path::kAuto, slab.activation),
                                   down_matrices(slab).transpose(1, 2));
-  for (const Chunk& slot : multiply.slots_with_biases(slab))
-    add_biases_(out.narrow(0, slot.begin, slot.count), down_biases(slab), slot, weights_C);
+  multiply.add_biases_to(out, down_biases(slab), weights_C);
   return out;
 }
 

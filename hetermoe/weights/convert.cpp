@@ -55,8 +55,8 @@ Converted convert_folder(const fs::path& from, const fs::path& to, const Convert
   const ModelConfig model = model_of(HfFolder(from));
   if (model.expert_bias && options.layout == ExpertLayout::kFused)
     fail<ConfigError>("--layout",
-                      "got fused, which has no place for biases of experts: expected interleaved, "
-                      "as {} has it, or per-expert",
+                      "got fused, which has no place for biases of experts: expected per-expert, or no "
+                      "--layout for the files that {} has",
                       model.model_type);
   const HfWeights weights(from, model);
   const std::vector<OutTensor> tensors = out_tensors(weights, model, options);

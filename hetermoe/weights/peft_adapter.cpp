@@ -47,11 +47,6 @@ std::string matrix_in_file(const std::string& name) {
 
 }  // namespace
 
-bool is_peft_adapter(const fs::path& folder) {
-  std::error_code code;
-  return fs::exists(folder / kConfig, code);
-}
-
 PeftAdapter::PeftAdapter(const fs::path& folder) : file_(tensors_of(folder)) {
   const fs::path path = folder / kConfig;
   const Json config = read_json(path);

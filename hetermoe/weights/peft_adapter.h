@@ -30,7 +30,4 @@ class PeftAdapter {
   std::vector<std::string> targets_;
 };
 
-/// Whether a folder has adapters.
-bool is_peft_adapter(const std::filesystem::path& folder);
-
 }  // namespace hetermoe

@@ -37,17 +37,15 @@ void settle_adapters(TrainOptions& train, const std::function<bool(const std::st
   LoraOptions& lora = train.lora;
   if (lora.from.empty()) return;
   if (train.init_from.empty())
-    fail<ConfigError>("train.lora.from",
-                      "got {} without train.init_from, expected the model that these "
-                      "adapters were trained on",
-                      lora.from);
+    fail<ConfigError>(
+        "train.lora.from",
+        "got {} without train.init_from, expected the model that these adapters were trained on", lora.from);
   const PeftAdapter adapters(lora.from);
   const auto take = [&](const char* key, auto& own, const auto& theirs) {
     if (given(key) && own != theirs)
       fail<ConfigError>(fmt::format("train.lora.{}", key),
-                        "got {}, expected {}, which the adapters of {} have, "
-                        "or leave it out",
-                        own, theirs, lora.from);
+                        "got {}, expected {}, which the adapters of {} have, or leave it out", own, theirs,
+                        lora.from);
     own = theirs;
   };
   take("rank", lora.rank, adapters.rank());

@@ -18,6 +18,17 @@ Json listing_of(const std::vector<ShardFile>& shards, const std::vector<OutTenso
   return {{"shards", to_json(shards)}, {"dtype", static_cast<int>(main_dtype(tensors))}, {"bytes", bytes}};
 }
 
+/// Of all tensors, as the family has them in files.
+std::vector<std::string> names_in_files(const ModelConfig& model) {
+  std::vector<OutTensor> heads;
+  for (const ParamInfo& parameter : parameters(model))
+    heads.push_back({{parameter.name, at::kFloat, parameter.shape}, {}});
+  std::vector<std::string> names;
+  for (const OutTensor& tensor : in_layout(model, file_layout(model), std::move(heads)))
+    names.push_back(tensor.head.name);
+  return names;
+}
+
 class ExportPart : public RunPart {
  public:
   explicit ExportPart(RunState& run) : run_(run) {
@@ -136,19 +147,13 @@ class ExportPart : public RunPart {
     }
     if (run_.job.train.lora.rank > 0) save_adapters(folder / "adapter");
     if (run_.processes.rank() == 0) {
-      const bool fused = file_layout(run_.model) != ExpertLayout::kPerExpert;
-      if (fused) shards = fuse(folder, shards);
+      if (file_layout(run_.model) != ExpertLayout::kPerExpert) shards = fuse(folder, shards);
       FolderContents contents{
           .config = with_dtype(
               run_.source ? config_after(run_.model, run_.source->folder()) : to_hf(run_.model), dtype),
           .source = run_.job.train.init_from,
           .origin = {{"steps", steps_done}, {"job", to_json(run_.job)}}};
-      if (fused) {
-        for (const ShardFile& shard : shards)
-          contents.names.insert(contents.names.end(), shard.tensors.begin(), shard.tensors.end());
-      } else {
-        for (const ParamInfo& parameter : parameters(run_.model)) contents.names.push_back(parameter.name);
-      }
+      contents.names = names_in_files(run_.model);
       finish_hf_folder(target, shards, contents);
     }
     run_.processes.gather("");
