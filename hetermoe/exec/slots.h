@@ -75,8 +75,8 @@ struct SavedSlot {
 
 /// Buffers of one microbatch on one device.
 struct MicrobatchSlot {
-  at::Tensor counts;   // kCounts: int64 [sequences of the microbatch, experts]
-  at::Tensor balance;  // kBalance: [sequences of the microbatch, experts]
+  at::Tensor counts;   // kCounts: int64 [sequences of the microbatch, parts of the loss, experts]
+  at::Tensor balance;  // kBalance: [sequences of the microbatch, parts of the loss, experts]
 };
 
 /// All buffers of a step on one device, preallocated as empty slots: lanes touch different slots and need no

@@ -326,8 +326,8 @@ class Reference {
   std::vector<RouterRecord> routers_;
 };
 
-/// coef * E * sum_e f_e P_e over tokens [begin, end) of all layers jointly.
-at::Tensor group_balance_loss(const ModelConfig& model, const std::vector<RouterRecord>& routers, i64 begin,
+/// coef * E * sum_e f_e P_e over tokens [begin, end) of these layers jointly.
+at::Tensor joint_balance_loss(const ModelConfig& model, std::span<const RouterRecord> routers, i64 begin,
                               i64 end) {
   std::vector<at::Tensor> probabilities;
   std::vector<double> fraction(static_cast<std::size_t>(model.num_experts), 0);
@@ -344,15 +344,23 @@ at::Tensor group_balance_loss(const ModelConfig& model, const std::vector<Router
   return model.aux_loss_coef * static_cast<double>(model.num_experts) * (f * mean).sum();
 }
 
+at::Tensor group_balance_loss(const ModelConfig& model, const std::vector<RouterRecord>& routers, i64 begin,
+                              i64 end, bool per_layer) {
+  if (!per_layer) return joint_balance_loss(model, routers, begin, end);
+  at::Tensor sum = at::zeros({}, routers[0].probabilities.options());
+  for (const RouterRecord& router : routers) sum = sum + joint_balance_loss(model, {&router, 1}, begin, end);
+  return sum / static_cast<double>(routers.size());
+}
+
 at::Tensor balance_loss(const ModelConfig& model, const std::vector<RouterRecord>& routers,
-                        const at::Tensor& tokens_BS, i64 aux_group) {
+                        const at::Tensor& tokens_BS, const AuxLoss& aux) {
   const i64 num_sequences = tokens_BS.size(0), seq_len = tokens_BS.size(1);
-  const i64 group = aux_group == 0 ? num_sequences : aux_group;
+  const i64 group = aux.group == 0 ? num_sequences : aux.group;
   at::Tensor sum = at::zeros({}, routers[0].probabilities.options());
   for (i64 first = 0; first < num_sequences; first += group) {
     const i64 last = std::min(first + group, num_sequences);
     const double share = static_cast<double>(last - first) / static_cast<double>(num_sequences);
-    sum = sum + share * group_balance_loss(model, routers, first * seq_len, last * seq_len);
+    sum = sum + share * group_balance_loss(model, routers, first * seq_len, last * seq_len, aux.per_layer);
   }
   return sum;
 }
@@ -360,7 +368,7 @@ at::Tensor balance_loss(const ModelConfig& model, const std::vector<RouterRecord
 }  // namespace
 
 ReferenceResult reference_step(const ModelConfig& model, const TensorsByName& params,
-                               const at::Tensor& tokens_BS, const at::Tensor& targets_BS, i64 aux_group,
+                               const at::Tensor& tokens_BS, const at::Tensor& targets_BS, const AuxLoss& aux,
                                const std::vector<at::Tensor>& choices, const at::Tensor& starts_BS,
                                const RouterTraining& router) {
   const at::AutoGradMode mode(true);
@@ -381,9 +389,9 @@ ReferenceResult reference_step(const ModelConfig& model, const TensorsByName& pa
       at::cross_entropy_loss(logits.to(wide), targets_BS.reshape({-1}), {}, at::Reduction::Mean, -100);
   ReferenceResult out;
   if (model.aux_loss_coef > 0 && !reference.routers().empty()) {
-    const at::Tensor aux = balance_loss(model, reference.routers(), tokens_BS, aux_group);
-    out.aux_loss = aux.item<double>();
-    loss = loss + aux;
+    const at::Tensor balance = balance_loss(model, reference.routers(), tokens_BS, aux);
+    out.aux_loss = balance.item<double>();
+    loss = loss + balance;
   }
   for (const RouterRecord& record : reference.routers()) {
     if (router.z_loss == 0) break;

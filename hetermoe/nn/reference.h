@@ -21,15 +21,19 @@ struct ReferenceResult {
   TensorsByName grads;  ///< of every parameter (buffers have none)
 };
 
-/// tokens_BS, targets_BS: int64 [B, seq_len], target -100 = not counted. The load-balancing loss
-/// (model.aux_loss_coef) is computed over each group of `aux_group` consecutive sequences (0 = all together),
-/// over all MoE layers jointly, and averaged weighted by tokens. choices: of routing replay, [num_layers]
-/// integers [B, seq_len, K], see StepInput; empty = the routers choose. starts_BS: 1 where a document begins,
-/// whose tokens see nothing from before it; undefined = sequences are not divided.
+/// Over what the load-balancing loss (model.aux_loss_coef) is computed.
+struct AuxLoss {
+  i64 group = 0;           ///< so many consecutive sequences, averaged weighted by tokens; 0 = all together
+  bool per_layer = false;  ///< each MoE layer, averaged; false: all of them together, as in transformers
+};
+
+/// tokens_BS, targets_BS: int64 [B, seq_len], target -100 = not counted. choices: of routing replay,
+/// [num_layers] integers [B, seq_len, K], see StepInput; empty = the routers choose. starts_BS: 1 where a
+/// document begins, whose tokens see nothing from before it; undefined = sequences are not divided.
 ReferenceResult reference_step(const ModelConfig& model, const TensorsByName& params,
-                               const at::Tensor& tokens_BS, const at::Tensor& targets_BS, i64 aux_group = 0,
-                               const std::vector<at::Tensor>& choices = {}, const at::Tensor& starts_BS = {},
-                               const RouterTraining& router = {});
+                               const at::Tensor& tokens_BS, const at::Tensor& targets_BS,
+                               const AuxLoss& aux = {}, const std::vector<at::Tensor>& choices = {},
+                               const at::Tensor& starts_BS = {}, const RouterTraining& router = {});
 
 /// Logits [B, S, V] of the same model, without gradients.
 at::Tensor reference_logits(const ModelConfig& model, const TensorsByName& params,

@@ -48,12 +48,13 @@ at::Tensor router_probabilities(const ModelConfig& model, const at::Tensor& scor
   return model.router_score == RouterScore::kSigmoid ? scores_TE / scores_TE.sum(-1, true) : scores_TE;
 }
 
-at::Tensor balance_gradient(const ModelConfig& model, const at::Tensor& counts_AE, i64 total_tokens,
+at::Tensor balance_gradient(const ModelConfig& model, const at::Tensor& counts_APE, i64 total_tokens,
                             at::ScalarType dtype) {
-  // Every token makes top_k choices in each of the L MoE layers: a group's copies are L * tokens * top_k, and
-  // its share of the step's tokens cancels the tokens that P averages over.
-  const at::Tensor counts = counts_AE.to(at::kDouble);
-  const at::Tensor layer_tokens = counts.sum(1, true) / static_cast<double>(model.top_k);
+  // Every token makes top_k choices in each layer of a part: the copies of L layers are L * tokens * top_k. A
+  // group's share of the step's tokens, and a part's share of the layers, cancel the tokens that P averages
+  // over.
+  const at::Tensor counts = counts_APE.to(at::kDouble);
+  const at::Tensor layer_tokens = counts.sum(-1, true) / static_cast<double>(model.top_k);
   const at::Tensor fraction = counts / layer_tokens.clamp_min(1);
   const double scale = model.aux_loss_coef * static_cast<double>(model.num_experts) /
                        static_cast<double>(model.num_moe_layers() * total_tokens);

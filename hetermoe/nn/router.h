@@ -33,12 +33,13 @@ Routed gpu_route(const ModelConfig& model, const at::Tensor& logits_TE, const at
 /// their sum.
 at::Tensor router_probabilities(const ModelConfig& model, const at::Tensor& scores_TE);
 
-/// Gradient [A, E] of the load-balancing loss by every token's router probabilities, for attention_backward.
-/// counts_AE: copies per expert, summed over all MoE layers and all devices, for each group of the loss.
-/// total_tokens: tokens of the step (all groups), counted once and not per layer. The loss of a group is
-/// coef * E * sum_e f_e P_e over all MoE layers jointly (no division by top-k); groups are weighted by their
-/// tokens.
-at::Tensor balance_gradient(const ModelConfig& model, const at::Tensor& counts_AE, i64 total_tokens,
+/// Gradient [A, P, E] of the load-balancing loss by every token's router probabilities, for
+/// attention_backward. counts_APE: copies per expert, summed over all devices and the MoE layers of a part,
+/// for each group of the loss. A part is all MoE layers together (P = 1), or one of them. total_tokens:
+/// tokens of the step (all groups), counted once and not per layer. The loss of a part is coef * E * sum_e
+/// f_e P_e over its layers (no division by top-k). The loss is the mean over parts, and over groups weighted
+/// by their tokens.
+at::Tensor balance_gradient(const ModelConfig& model, const at::Tensor& counts_APE, i64 total_tokens,
                             at::ScalarType dtype);
 
 }  // namespace hetermoe

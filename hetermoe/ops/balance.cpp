@@ -18,7 +18,8 @@ void accesses(AccessList& list) {
 
 std::vector<PortBytes> bytes_of_op(const WorkModel& model, const Op&, std::span<const PlaceId> participants,
                                    const ExchangeLoad*) {
-  return model.all_to_all_bytes(participants, 8 * real(model.model().num_experts));
+  const i64 counts = model.placement().balance_parts() * model.model().num_experts;
+  return model.all_to_all_bytes(participants, 8 * real(counts));
 }
 
 }  // namespace

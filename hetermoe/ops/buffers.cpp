@@ -96,10 +96,11 @@ Bytes source_rows(BufferSizes& s, const Key& k, PlaceId place) {
 Bytes source_gradients(BufferSizes& s, const Key& k, PlaceId place) {
   return source_rows(s, k, place) + s.traffic(k, place).copies_as_source * kWeightBytes;
 }
-/// One for each sequence and expert.
+/// One for each sequence, part of the load-balancing loss, and expert.
 double counts_of_sequences(const BufferSizes& s, const Key& k, PlaceId place) {
   const Group& group = s.placement().plan().groups[idx(s.group_of(place))];
-  return real(group.microbatches[idx(k.microbatch())]) * real(s.model().num_experts);
+  return real(group.microbatches[idx(k.microbatch())] * s.placement().balance_parts() *
+              s.model().num_experts);
 }
 Bytes counts(BufferSizes& s, const Key& k, PlaceId place) {
   return counts_of_sequences(s, k, place) * kIdBytes;

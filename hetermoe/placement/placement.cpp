@@ -146,6 +146,15 @@ void Placement::add_balance_sets(i64 aux_group) {
   }
 }
 
+i64 Placement::balance_part(i32 layer) const {
+  if (!options_.aux_per_layer) return 0;
+  i64 part = 0;
+  for (i32 l = 0; l < layer; ++l) part += is_moe(l) ? 1 : 0;
+  return part;
+}
+
+i64 Placement::balance_parts() const { return options_.aux_per_layer ? balance_part(num_layers()) : 1; }
+
 std::span<const MicrobatchRef> Placement::balance_set(i32 set) const {
   const auto s = static_cast<std::size_t>(set);
   return {balance_members_.data() + balance_begin_[s], balance_members_.data() + balance_begin_[s + 1]};

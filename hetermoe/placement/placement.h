@@ -163,6 +163,10 @@ class Placement {
   /// Backward of this part (attention, experts) leaves gradients of weights to ops of their own.
   bool leaves_weights(UnitPart part, i32 layer) const;
   bool balance_on() const { return options_.balance; }
+  /// Parts of which the load-balancing loss is the mean: one, or one for each MoE layer.
+  i64 balance_parts() const;
+  /// The part that a MoE layer belongs to.
+  i64 balance_part(i32 layer) const;
   /// The device computes the attention part of some layer with experts of the microbatch.
   bool routes(const MicrobatchRef& member, DeviceId device, Phase phase) const;
   /// The load-balancing loss couples microbatches, perhaps of several groups: the smallest runs of

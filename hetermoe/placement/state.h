@@ -50,6 +50,7 @@ struct StepOptions {
   i64 staleness = 0;
   /// Of the units that are trained, the adapters alone are. Null = there are none.
   std::shared_ptr<const Lora> lora = nullptr;
+  bool aux_per_layer = false;  ///< the load-balancing loss of each MoE layer, not of all of them together
 };
 
 }  // namespace hetermoe

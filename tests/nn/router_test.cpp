@@ -119,5 +119,16 @@ TEST(Router, BalanceByHandOverTwoUnequalGroups) {
             0);
 }
 
+TEST(Router, LayersThatLookEvenTogetherAreUnevenPerLayer) {
+  // 2 layers, 2 tokens, top 2: layer 0 chooses experts 0 and 1 alone, layer 1 experts 2 and 3.
+  const ModelConfig model = tiny_mixtral();
+  const at::Tensor counts = at::tensor({2, 2, 0, 0, 0, 0, 2, 2}, at::kLong).view({1, 2, 4});
+  const at::Tensor together = balance_gradient(model, counts.sum(1, true), 2, at::kDouble);
+  EXPECT_LE(deviation(together, at::full({1, 1, 4}, 0.02 * 4 / 4 * 0.5, at::kDouble)), 1e-14);
+  // f = copies / tokens of the layer; gradient = coef * 4 experts * f / (2 layers * 2 tokens)
+  const at::Tensor per_layer = balance_gradient(model, counts, 2, at::kDouble);
+  EXPECT_LE(deviation(per_layer, 0.02 * 4 / 4 * counts.to(at::kDouble) / 2), 1e-14);
+}
+
 }  // namespace
 }  // namespace hetermoe::testing

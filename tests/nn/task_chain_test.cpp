@@ -286,7 +286,7 @@ Comparison compare(const ModelConfig& model, const ChainOptions& options, at::Sc
   for (const NamedView& view : views) values[view.name] = view.value.to(at::kDouble).clone();
   const Data data = make_data(model, kSequences, kSeqLen);
   const ReferenceResult expected =
-      reference_step(model, values, data.tokens, data.targets, options.aux_group);
+      reference_step(model, values, data.tokens, data.targets, {options.aux_group});
   const ChainResult got = run_chain(model, parameters, data.tokens, data.targets, options);
   Comparison out;
   out.loss = std::abs(got.loss - expected.loss) / expected.loss;

@@ -74,12 +74,13 @@ struct RandomCase {
 inline std::string describe(const RandomCase& c) {
   return fmt::format(
       "seed {}: {} layers {} experts {} devices {} groups {} order {} window {} chunks {} {} {} "
-      "weights {} dedup {} sharded {}{}{} aux {}/{}",
+      "weights {} dedup {} sharded {}{}{} aux {}/{}{}",
       c.seed, c.model.name, c.model.num_layers, c.model.num_experts, c.cluster.num_devices(),
       c.plan.groups.size(), name_of(c.plan.order), c.plan.window, c.plan.chunks, recompute_text(c.plan),
       name_of(c.plan.queue_binding), name_of(c.plan.weight_gradients), c.plan.row_dedup,
       c.plan.shard_optimizer, shards_weights(c.plan) ? " with weights" : "",
-      has_teams(c.plan) ? " teams" : "", c.step.balance, c.step.aux_group);
+      has_teams(c.plan) ? " teams" : "", c.step.balance, c.step.aux_group,
+      c.step.aux_per_layer ? " per layer" : "");
 }
 
 namespace random_plan {
@@ -198,6 +199,7 @@ inline StepOptions step(Chooser& choose, const ModelConfig& model, const Plan& p
   if (together) groups.push_back(0);
   if (together && total_sequences(plan) % 2 == 0) groups.push_back(2);
   options.aux_group = choose.of(groups);
+  options.aux_per_layer = choose.chance(0.3);
   return options;
 }
 

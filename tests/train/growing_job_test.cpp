@@ -182,7 +182,8 @@ ReferenceResult reference_of(const Job& job, const FoundCheckpoint& from, const 
   const Sampler sampler(data, {job.train.seq_len, job.train.seed});
   const i64 first = from.info.sequences + batch * job.train.sequences;
   const StepInput input = input_of(sampler.batch(first, job.train.sequences, model.vocab));
-  return reference_step(model, weights_of(from), input.tokens, input.targets, job.train.aux_group);
+  return reference_step(model, weights_of(from), input.tokens, input.targets,
+                        {job.train.aux_group, job.train.aux_per_layer});
 }
 
 /// The step after a fall is that of the reference with the narrower model on the same weights.

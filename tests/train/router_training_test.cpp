@@ -48,8 +48,17 @@ TEST(RouterTrainingRun, ACollapsedLayerIsToldWithinTwentySteps) {
     if (warning.find("routing collapses") == std::string::npos) continue;
     ++told;
     EXPECT_NE(warning.find("layer 1 has sent its tokens to about 2.0 of its"), std::string::npos) << warning;
+    EXPECT_NE(warning.find("Set train.aux_per_layer, raise"), std::string::npos) << warning;
   }
   EXPECT_EQ(told, 1);
+  TinyRun per_layer(folder / "per_layer", {{"routing.replay", folder / "collapsed.routes"},
+                                           {"train.steps", "20"},
+                                           {"train.aux_per_layer", "true"}});
+  const TrainOutcome apart = per_layer.run(Checkpoints::kOff).outcome;
+  for (const std::string& warning : apart.warnings)
+    EXPECT_EQ(warning.find("aux_per_layer"), std::string::npos) << warning;
+  EXPECT_GT(apart.records.front().aux_loss, 1.05 * out.records.front().aux_loss)
+      << "layer 1 is uneven by itself, and less so among all layers";
   TinyRun rising(
       folder / "rising",
       {{"routing.replay", folder / "collapsed.routes"}, {"train.steps", "20"}, {"train.warmup_steps", "11"}});

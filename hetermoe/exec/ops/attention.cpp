@@ -42,9 +42,10 @@ void count(OpContext& d, const Op& op, const at::Tensor& counts_BE) {
   if (!d.p.balance_on()) return;
   at::Tensor& all = d.slots.microbatch(op.microbatch).counts;
   const i64 sequences = d.p.plan().groups[idx(op.group)].microbatches[idx(op.microbatch)];
-  if (!all.defined()) all = at::zeros({sequences, d.model.num_experts}, counts_BE.options());
+  if (!all.defined())
+    all = at::zeros({sequences, d.p.balance_parts(), d.model.num_experts}, counts_BE.options());
   const OpContext::Sequences own = d.sequences(op, op.layer);
-  all.narrow(0, own.begin, own.count).add_(counts_BE);
+  all.select(1, d.p.balance_part(op.layer)).narrow(0, own.begin, own.count).add_(counts_BE);
 }
 
 KeepGraph graph_for_backward(const OpContext& d, const Op& op) {
@@ -166,7 +167,9 @@ void run_backward(OpContext& d, const Op& op) {
     add_parts_(in.dx_TD, parts);
     const OpContext::Sequences own = d.sequences(op, op.layer);
     if (d.p.balance_on() && own.count > 0) {
-      in.balance_AE = d.slots.microbatch(op.microbatch).balance.narrow(0, own.begin, own.count);
+      in.balance_AE = d.slots.microbatch(op.microbatch)
+                          .balance.select(1, d.p.balance_part(op.layer))
+                          .narrow(0, own.begin, own.count);
     }
   }
   const std::vector<i64> documents = document_lengths(d, op);

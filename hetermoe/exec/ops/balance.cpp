@@ -5,20 +5,23 @@
 namespace hetermoe {
 namespace {
 
-/// balance: expert counts of the set's load-balancing groups, summed over layers here and over devices there.
+/// balance: expert counts of the set's load-balancing groups and of the loss's parts, summed over devices
+/// there.
 at::Tensor balance_counts(OpContext& d, const Op& op) {
   std::vector<at::Tensor> counts;
+  const i64 parts = d.p.balance_parts();
   i64 sequences = 0;
   for (const MicrobatchRef& member : d.p.balance_set(d.p.balance_set_of(op.group, op.microbatch))) {
     const i64 size = d.p.plan().groups[idx(member.group)].microbatches[idx(member.microbatch)];
     at::Tensor of_microbatch;
     if (member.group == d.group) of_microbatch = d.slots.microbatch(member.microbatch).counts;
-    counts.push_back(of_microbatch.defined() ? of_microbatch
-                                             : at::zeros({size, d.model.num_experts}, d.counts_LE.options()));
+    counts.push_back(of_microbatch.defined()
+                         ? of_microbatch
+                         : at::zeros({size, parts, d.model.num_experts}, d.counts_LE.options()));
     sequences += size;
   }
   const i64 size = d.p.options().aux_group > 0 ? d.p.options().aux_group : total_sequences(d.p.plan());
-  return at::cat(counts).view({sequences / size, size, d.model.num_experts}).sum(1);
+  return at::cat(counts).view({sequences / size, size, parts, d.model.num_experts}).sum(1);
 }
 
 void pack_routing(OpContext& d, const Op& op, Devices, std::vector<Message>& out) {

@@ -431,7 +431,8 @@ StepOptions step_options(const Job& job, const ModelConfig& model) {
           .backward = true,
           .frozen = lora ? units_without(model, *lora) : frozen_units(job.train.freeze, model),
           .staleness = job.train.staleness,
-          .lora = std::move(lora)};
+          .lora = std::move(lora),
+          .aux_per_layer = job.train.aux_per_layer};
 }
 
 Plan emulated_plan(const Job& job, const Plan& plan) {

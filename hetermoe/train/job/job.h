@@ -32,6 +32,7 @@ struct TrainOptions : RateOptions {
   i64 seq_len = 128;
   i64 microbatches = 4;
   i64 aux_group = 1;
+  bool aux_per_layer = false;
   double router_bias_rate = 0;
   double router_z_loss = 0, router_jitter = 0, capacity_factor = 0;
   bool forced_balance = false;
@@ -117,6 +118,10 @@ struct TrainOptions : RateOptions {
   void router_fields(V& v) {
     v("aux_group", aux_group, "sequences over which the load-balancing loss is computed, 0 = the whole step",
       at_least(0));
+    v("aux_per_layer", aux_per_layer,
+      "the load-balancing loss is that of each MoE layer, averaged over layers, as Megatron-Core balances "
+      "each "
+      "layer; false: of all layers together, as in transformers, where two uneven layers may look even");
     v("router_bias_rate", router_bias_rate,
       "after a step, e_score_correction_bias of an expert grows by so much where it got fewer tokens than "
       "the mean of its layer, and shrinks where it got more (DeepSeek-V3; 0.001 there), 0 = off",

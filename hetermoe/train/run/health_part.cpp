@@ -49,9 +49,16 @@ class HealthPart : public RunPart {
     for (const Collapse& found : collapses_.add(copies_of(run_.last.counts_LE))) {
       record.warnings.push_back(fmt::format(
           "routing collapses: for {} steps layer {} has sent its tokens to about {:.1f} of its {} experts. "
-          "Raise the model's router_aux_loss_coef or train.router_bias_rate, or lower train.learning_rate",
-          CollapseWatch::kSteps, found.layer, found.effective, run_.model.num_experts));
+          "{}, or lower train.learning_rate",
+          CollapseWatch::kSteps, found.layer, found.effective, run_.model.num_experts, what_balances()));
     }
+  }
+
+  std::string what_balances() const {
+    if (run_.model.router_bias) return "Raise train.router_bias_rate or the model's router_aux_loss_coef";
+    if (run_.model.aux_loss_coef > 0 && !run_.job.train.aux_per_layer)
+      return "Set train.aux_per_layer, raise the model's router_aux_loss_coef";
+    return "Raise the model's router_aux_loss_coef";
   }
 
   void watch_memory(StepRecord& record) {

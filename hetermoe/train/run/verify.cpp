@@ -161,8 +161,9 @@ VerifyResult verify_plan(const Job& job, const ModelConfig& model, const Cluster
   const StepResult step = session.train_step(input);
   const TensorsByName gradients = on_cpu(session.gradients());
   const TensorsByName merged = with_merged(values, session.lora());
-  ReferenceResult reference = reference_step(model, merged, input.tokens, input.targets, job.train.aux_group,
-                                             input.choices, input.starts, input.router);
+  ReferenceResult reference = reference_step(model, merged, input.tokens, input.targets,
+                                             {job.train.aux_group, job.train.aux_per_layer}, input.choices,
+                                             input.starts, input.router);
 
   if (session.lora() != nullptr) add_adapter_gradients(reference.grads, values, *session.lora());
 
