@@ -1,4 +1,5 @@
 #pragma once
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -63,6 +64,18 @@ struct TraceBalanceResult {
   std::vector<DeviceLoads> loads;          ///< [layers with experts] of the last step; none with oracle
 };
 
+/// Steps of a trace in their order. Each is read when its turn comes, so that one or two are in memory.
+struct RecordedSteps {
+  std::size_t count = 0;
+  std::function<TraceRouting(std::size_t)> read;  ///< the step at this place, 0 to count - 1
+
+  RecordedSteps(std::size_t num_steps, std::function<TraceRouting(std::size_t)> read_step)
+      : count(num_steps), read(std::move(read_step)) {}
+  /// Steps in memory, which must outlive this.
+  RecordedSteps(const std::vector<TraceRouting>& all)
+      : RecordedSteps(all.size(), [&all](std::size_t s) { return all[s]; }) {}
+};
+
 /// `plan` with the owners of `from`.
 Plan with_owners(Plan plan, const Plan& from);
 
@@ -73,7 +86,7 @@ class TraceBalance {
                const ProfileSet& profiles);
   /// steps: of the trace, with choices, at least two where the balancer knows the history: the first is only
   /// known. Throws InputError and ConfigError.
-  TraceBalanceResult run(const TraceBalanceOptions& options, const std::vector<TraceRouting>& steps) const;
+  TraceBalanceResult run(const TraceBalanceOptions& options, const RecordedSteps& steps) const;
   /// For each layer and two microbatches in a row of a step: the time ratio when `lpt` places by the one
   /// before over that when it places by the one itself. At least 1, but for what greedy placing leaves to
   /// chance.

@@ -186,37 +186,40 @@ Plan TraceBalance::chosen(const TraceBalanceOptions& options, const Known& known
   return kept ? own : plan;
 }
 
-TraceBalanceResult TraceBalance::run(const TraceBalanceOptions& options,
-                                     const std::vector<TraceRouting>& steps) const {
+TraceBalanceResult TraceBalance::run(const TraceBalanceOptions& options, const RecordedSteps& steps) const {
   const bool by_history = options.knows == Knows::kHistory;
-  if (steps.size() < (by_history ? 2U : 1U))
+  if (steps.count < (by_history ? 2U : 1U))
     fail<InputError>("routing balance",
                      "got {} whole steps, expected at least 2 where a balancer goes by the steps "
                      "before. Record more steps, or say --knows foresight",
-                     steps.size());
+                     steps.count);
   TraceBalanceResult out;
   Known known;
   Plan before = plan_;
-  for (std::size_t s = by_history ? 1 : 0; s < steps.size(); ++s) {
-    known.add(steps[by_history ? s - 1 : s], by_history);
+  std::optional<TraceRouting> last;
+  if (by_history) last = steps.read(0);
+  for (std::size_t s = by_history ? 1 : 0; s < steps.count; ++s) {
+    TraceRouting recorded = steps.read(s);
+    known.add(by_history ? *last : recorded, by_history);
     const auto start = std::chrono::steady_clock::now();
     bool kept = false;
     Plan plan = chosen(options, known, kept);
     out.plan += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     const TraceRouting step =
-        kept ? steps[s] : ordered(options, plan, rows_of(options, known, steps[s]), steps[s]);
+        kept ? recorded : ordered(options, plan, rows_of(options, known, recorded), recorded);
     const SplitRouting routing(
         step, cluster_, kept ? CopySplit::kShares : balancer_choice(options.balancer, options.parts).split);
     out.kept += kept ? 1 : 0;
-    out.steps.push_back(steps[s].step().step);
+    out.steps.push_back(recorded.step().step);
     add_figures(plan, before, routing, out);
     add_move(before, plan, out);
     out.guests += guests_per_exchange(plan, routing);
-    if (s + 1 == steps.size()) {
+    if (s + 1 == steps.count) {
       simulate_last(options, plan, routing, out);
       if (options.balancer != "oracle") out.loads = loads_with_speeds(plan, step, routing);
     }
     before = std::move(plan);
+    last = std::move(recorded);
   }
   const double num_steps = real(out.steps.size());
   const double num_layers = num_steps * real(layers_.size()) * real(plan_.groups.size());

@@ -4,7 +4,6 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -248,9 +247,9 @@ std::string read_text(const fs::path& path, i64 limit) {
   const std::uintmax_t size = fs::is_regular_file(path, code) ? fs::file_size(path, code) : 0;
   if (!code && size > static_cast<std::uintmax_t>(limit)) refuse(fmt::format("{} bytes", size));
   std::string text;
-  std::array<char, 1 << 16> chunk;
+  std::vector<char> chunk(1 << 16);  // not on the stack, which may be as small
   while (in) {
-    in.read(chunk.data(), chunk.size());
+    in.read(chunk.data(), std::ssize(chunk));
     text.append(chunk.data(), static_cast<std::size_t>(in.gcount()));
     if (std::ssize(text) > limit) refuse("no end after them");
   }

@@ -26,8 +26,13 @@ struct Case {
   ModelConfig model;
   Cluster cluster;
   Plan plan;
+  RoutingTrace trace;
   Knows knows = Knows::kHistory;
-  std::vector<TraceRouting> steps;
+  std::vector<i64> steps = {};  ///< numbers of those that are looked at
+
+  TraceRouting routing(std::size_t step) const {
+    return TraceRouting(trace.header(), trace.read(steps[step]), model, trace.path().string());
+  }
 };
 
 /// A step and what is moved before it: the weights of the moved experts are not there sooner.
@@ -247,22 +252,25 @@ Plan tuned_plan(const Job& job, const ModelConfig& model, const Cluster& cluster
   return result.best().plan;
 }
 
+/// Reads every step once, so that a step that does not fit is told before any balancer works.
 Case case_of(const BalanceRowsOptions& options, const Job& job) {
-  Case c{.model = load_model(job.model), .cluster = load_cluster(job.cluster), .plan = {}, .steps = {}};
-  const RoutingTrace trace = open_trace(options.trace);
-  check_model(trace.header(), c.model, options.trace);
+  Case c{.model = load_model(job.model),
+         .cluster = load_cluster(job.cluster),
+         .plan = {},
+         .trace = open_trace(options.trace)};
+  check_model(c.trace.header(), c.model, options.trace);
   c.plan = emulated_plan(
       job, options.tuned ? tuned_plan(job, c.model, c.cluster) : make_job_plan(job, c.model, c.cluster));
   const StepRange range = parse_steps(options.steps, "--steps");
-  for (const i64 step : trace.steps()) {
+  for (const i64 step : c.trace.steps()) {
     if (step < range.first || step > range.last) continue;
-    c.steps.emplace_back(trace.header(), trace.read(step), c.model, options.trace);
-    c.steps.back().check_plan(c.plan);
+    c.steps.push_back(step);
+    c.routing(c.steps.size() - 1).check_plan(c.plan);
   }
   if (c.steps.empty())
     fail<InputError>(options.trace, "has no step {}: got steps {} to {}", options.steps,
-                     trace.steps().front(), trace.steps().back());
-  tell_unused(c.steps[0], c.plan);
+                     c.trace.steps().front(), c.trace.steps().back());
+  tell_unused(c.routing(0), c.plan);
   const char* usual = c.steps.size() > 1 ? "history" : "foresight";
   c.knows = enum_from<Knows>(options.knows.empty() ? usual : options.knows, "--knows");
   return c;
@@ -284,6 +292,7 @@ int run_balance_rows(const BalanceRowsOptions& options, Overrides overrides) {
   const Case c = case_of(options, job);
   const TraceBalance balance(c.model, c.cluster, c.plan, step_options(job, c.model),
                              load_profiles(c.cluster));
+  const RecordedSteps steps(c.steps.size(), [&c](std::size_t step) { return c.routing(step); });
   std::vector<Row> rows;
   for (const std::string& name : options.balancers)
     rows.push_back(
@@ -299,7 +308,7 @@ int run_balance_rows(const BalanceRowsOptions& options, Overrides overrides) {
                       .groups = options.groups,
                       .load_cap = options.load_cap,
                       .padded = options.padded},
-                     c.steps)});
+                     steps)});
   const std::filesystem::path file = std::filesystem::path(options.output) / "balance.html";
   if (!options.output.empty()) write_text(file, balance_page(page_of(rows, c, options.trace)));
   if (options.json) {

@@ -11,11 +11,13 @@
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
 #include "hetermoe/data/model_template.h"
+#include "hetermoe/device/accelerator.h"
 #include "hetermoe/model/lora.h"
 #include "hetermoe/nn/decoder.h"
 #include "hetermoe/report/escape.h"
 #include "hetermoe/train/checkpoint/checkpoint_archive.h"
 #include "hetermoe/train/checkpoint/resume.h"
+#include "hetermoe/train/job/gpu_run.h"
 #include "hetermoe/train/job/lora_options.h"
 #include "hetermoe/weights/hf_weights.h"
 
@@ -24,7 +26,7 @@ namespace {
 namespace fs = std::filesystem;
 
 struct GenerateArguments {
-  std::string folder, prompt, tokenizer, chat_template, system, logits, dtype = "fp32";
+  std::string folder, prompt, tokenizer, chat_template, system, logits, dtype = "fp32", device = "cpu";
   std::vector<i64> prompt_tokens;
   i64 tokens = 100, seed = 1;
   double temperature = 0, top_p = 1;
@@ -100,12 +102,22 @@ std::shared_ptr<const Tokenizer> tokenizer_for(const GenerateArguments& options,
                     found.weights.string());
 }
 
-ModelState read_weights(const HfWeights& weights, const ModelConfig& model, Dtype dtype) {
+/// Where weights, keys and values are. Throws ConfigError for a GPU that is not there or cannot be used.
+c10::Device find_place(const std::string& name) {
+  const c10::Device device = find_device(name, "--device");
+  if (device.is_cpu()) return device;
+  configure_gpus({.fp64 = true});  // masks of some models have no fused kernel either
+  const std::string fault = gpu_fault({gpu_facts(device)}, library_architectures());
+  if (!fault.empty()) fail<ConfigError>("--device", "got \"{}\", but {}", name, fault);
+  return device;
+}
+
+ModelState read_weights(const HfWeights& weights, const ModelConfig& model, Dtype dtype, c10::Device device) {
   const at::ScalarType type = dtype == Dtype::kFp64   ? at::kDouble
                               : dtype == Dtype::kBf16 ? at::kBFloat16
                               : dtype == Dtype::kFp16 ? at::kHalf
                                                       : at::kFloat;
-  ModelState state = make_model_state(model, at::TensorOptions().dtype(type));
+  ModelState state = make_model_state(model, at::TensorOptions(device).dtype(type));
   for (NamedView& view : state.views(model)) view.value.copy_(weights.read(view.name));
   return state;
 }
@@ -123,14 +135,14 @@ void merge_adapters(const FoundCheckpoint& checkpoint, const ModelConfig& model,
     if (view.value.dim() != 2 || !archive.has(a)) continue;
     const at::Tensor a_RI = archive.read(a, {options.rank, view.value.size(1)}).to(at::kFloat);
     const at::Tensor b_OR = archive.read(b, {view.value.size(0), options.rank}).to(at::kFloat);
-    view.value.add_(b_OR.mm(a_RI).to(view.value.scalar_type()), options.alpha / real(options.rank));
+    view.value.add_(b_OR.mm(a_RI).to(view.value.options()), options.alpha / real(options.rank));
   }
 }
 
 /// Logits after each token of the prompt, for comparison with other programs.
 void write_logits(const std::string& path, const std::vector<i64>& prompt, const at::Tensor& logits) {
   if (path.empty()) return;
-  write_safetensors(path, {{"tokens", at::tensor(prompt, at::kLong)}, {"logits", logits.contiguous()}});
+  write_safetensors(path, {{"tokens", at::tensor(prompt, at::kLong)}, {"logits", logits.cpu().contiguous()}});
 }
 
 std::vector<i64> prompt_of(const GenerateArguments& options, const Tokenizer* tokenizer,
@@ -213,6 +225,7 @@ std::vector<i64> end_of(const Tokenizer* tokenizer, const ChatEncoder* chat) {
 }
 
 int run_generate(const GenerateArguments& options) {
+  const c10::Device device = find_place(options.device);
   const FoundModel found = find_model(options.folder);
   const std::shared_ptr<const Tokenizer> tokenizer = tokenizer_for(options, found);
   const HfFolder folder(found.weights);
@@ -221,7 +234,7 @@ int run_generate(const GenerateArguments& options) {
   const ChatEncoder* asked = chat ? &*chat : nullptr;
   const std::vector<i64> prompt = prompt_of(options, tokenizer.get(), asked, model);
   check_positions(model, static_cast<i64>(prompt.size()), options.tokens);
-  ModelState state = read_weights(HfWeights(found.weights, model), model, parse_dtype(options.dtype));
+  ModelState state = read_weights(HfWeights(found.weights, model), model, parse_dtype(options.dtype), device);
   if (found.checkpoint) merge_adapters(*found.checkpoint, model, state);
   Decoder decoder(model, state, static_cast<i64>(prompt.size()) + options.tokens);
   if (!options.json && tokenizer != nullptr)
@@ -233,6 +246,7 @@ int run_generate(const GenerateArguments& options) {
   if (options.json) {
     print_json({{"loss_per_byte", per_byte ? Json(*per_byte) : Json(nullptr)},
                 {"weights", found.weights.string()},
+                {"device", device.str()},
                 {"prompt_tokens", prompt},
                 {"tokens", made.tokens},
                 {"text", valid_utf8(text)},
@@ -284,6 +298,8 @@ std::function<int()> make_generate(Flags& flags) {
                   "write tokens of the prompt and the logits after each to FILE.safetensors")
       ->is_output();
   flags.add_option("--dtype", options->dtype, "of weights and arithmetic: fp32, bf16, fp64")
+      ->capture_default_str();
+  flags.add_option("--device", options->device, "where the model is: cpu, cuda or cuda:N")
       ->capture_default_str();
   flags.add_flag("--json", options->json, "print the result as JSON");
   return [options] { return run_generate(*options); };

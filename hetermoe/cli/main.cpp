@@ -5,6 +5,7 @@
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/lost_pages.h"
+#include "hetermoe/base/stack_room.h"
 #include "hetermoe/cli/command.h"
 #include "hetermoe/device/cpu_memory.h"
 #include "hetermoe/train/session/presence.h"
@@ -19,14 +20,10 @@ int fail_with(int code, const std::string& text) {
   return code;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  hetermoe::keep_freed_memory();
-  hetermoe::name_files_that_shrink(hetermoe::Presence::tell_failed);
-  std::signal(SIGXFSZ, SIG_IGN);  // who writes is told "File too large"
+/// The exit code of the program with these words.
+int run(const std::vector<std::string>& words) {
   try {
-    const int code = hetermoe::run_program({argv + 1, argv + argc});
+    const int code = hetermoe::run_program(words);
     std::cout << std::flush;
     return std::cout ? code : fail_with(1, "[stdout] cannot write the result");
   } catch (const hetermoe::Error& error) {
@@ -38,4 +35,13 @@ int main(int argc, char** argv) {
   } catch (const std::exception& error) {
     return fail_with(1, std::string("[hetermoe] unexpected error: ") + error.what());
   }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  hetermoe::keep_freed_memory();
+  hetermoe::name_files_that_shrink(hetermoe::Presence::tell_failed);
+  std::signal(SIGXFSZ, SIG_IGN);  // who writes is told "File too large"
+  return hetermoe::with_stack_room([&] { return run({argv + 1, argv + argc}); });
 }

@@ -9,49 +9,13 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/numbers.h"
 #include "hetermoe/base/words.h"
-#include "hetermoe/cli/routing.h"
-#include "hetermoe/cli/routing_domains.h"
+#include "hetermoe/cli/routing_placements.h"
 #include "hetermoe/report/balance_page.h"
 #include "hetermoe/report/table.h"
-#include "hetermoe/routing/clusters.h"
-#include "hetermoe/routing/crossing.h"
 #include "hetermoe/train/job/job.h"
 
 namespace hetermoe {
 namespace {
-
-struct RoutingClusterArguments {
-  std::string trace, job, plan, steps, groups = "8", by = "routes", output, file;
-  i64 clusters = 0, layer = -1, prefix = 0;
-  double load_cap = 1.1;
-  bool json = false;
-};
-
-/// One way to place experts, summed or averaged over layers.
-struct PlacedWay {
-  std::string name;
-  std::vector<double> copies;  ///< [layers] whose expert is in another group
-  double rows = 0, padded = 0;
-  double ratio = 0;  ///< mean over layers of the groups' time ratio
-  double worst = 0;
-  i64 over_cap = 0;  ///< layers in which the cap could not be kept
-  double all() const { return std::accumulate(copies.begin(), copies.end(), 0.0); }
-};
-
-struct Result {
-  TraceHeader header;
-  TraceStep step;
-  std::vector<double> speeds;  ///< [groups]
-  Activations rows;            ///< by which sequences are clustered
-  Clusters clusters;
-  std::vector<std::string> cluster_names;
-  std::vector<std::vector<i32>> groups;  ///< [clusters]
-  std::vector<i32> group_of;             ///< [sequences]
-  std::vector<PlacedWay> ways;
-  ToldDomains told;
-  // Of the prefix:
-  double prefix_right = 0, prefix_correlation = 0, prefix_volume = 0, shuffled_volume = 0;
-};
 
 /// Groups that are alike, by number, or device groups of a job's plan.
 std::vector<double> speeds_of_groups(const RoutingClusterArguments& options, const TraceHeader& header,
@@ -105,105 +69,8 @@ std::vector<double> speeds_of_groups(const RoutingClusterArguments& options, con
   return speeds;
 }
 
-void make_clusters(const RoutingClusterArguments& options, Result& r) {
-  const auto num_groups = static_cast<i64>(r.speeds.size());
-  const auto num_sequences = static_cast<i64>(r.rows.size());
-  if (options.by == "domain") {
-    if (!has_domains(r.header, r.step))
-      fail<InputError>(options.trace,
-                       "--by domain: got sequences without domains, expected at least two domains. Give "
-                       "data.weights, so that every path of data.paths is one, or cluster --by routes");
-    r.clusters = labelled(r.rows, domains_of(r.step), static_cast<i64>(r.header.domains.size()));
-    r.cluster_names = r.header.domains;
-  } else {
-    if (options.by != "routes") fail<ConfigError>("--by", "got {}, expected routes or domain", options.by);
-    const i64 num = options.clusters > 0 ? options.clusters : std::min(num_groups, num_sequences);
-    if (num < 2 || num > num_sequences)
-      fail<ConfigError>("--clusters", "got {}, expected 2 to {}, as many as there are sequences", num,
-                        num_sequences);
-    r.clusters = k_means(r.rows, num);
-    for (i64 c = 0; c < num; ++c) r.cluster_names.push_back(std::to_string(c));
-  }
-  r.groups = groups_of_clusters(r.rows, r.clusters, num_groups);
-  std::vector<double> tokens(idx(num_groups), 0);
-  for (std::size_t s = 0; s < r.rows.size(); ++s) {
-    const std::vector<i32>& may = r.groups[idx(r.clusters.of_sequence[s])];
-    const i32 least = *std::min_element(may.begin(), may.end(),
-                                        [&](i32 a, i32 b) { return tokens[idx(a)] < tokens[idx(b)]; });
-    tokens[idx(least)] += r.step.sequences[s].tokens;
-    r.group_of.push_back(least);
-  }
-}
-
-std::vector<i32> in_order(const std::vector<i64>& room) {
-  std::vector<i32> out;
-  for (std::size_t g = 0; g < room.size(); ++g) out.insert(out.end(), idx(room[g]), static_cast<i32>(g));
-  return out;
-}
-
-void add_layer(const RoutingClusterArguments& options, Result& r, std::size_t layer, PlacedWay& way,
-               const Usage& usage, const std::vector<i32>& placed) {
-  std::vector<double> load(usage[0].size(), 0);
-  for (const std::vector<double>& of_group : usage) {
-    for (std::size_t e = 0; e < load.size(); ++e) load[e] += of_group[e];
-  }
-  const double ratio = group_ratio(load, r.speeds, placed);
-  way.copies.push_back(copies_outside(usage, placed));
-  way.ratio += ratio / real(r.header.layers.size());
-  way.worst = std::max(way.worst, ratio);
-  way.over_cap += way.name == "capped" && ratio > options.load_cap * (1 + 1e-9) ? 1 : 0;
-  if (!r.step.has_choices()) return;
-  const Crossing crossed =
-      crossing(r.header, r.step, layer, r.group_of, placed, static_cast<i64>(r.speeds.size()));
-  way.rows += crossed.rows;
-  way.padded += crossed.most * real(r.speeds.size());
-}
-
-/// All ways of placing, and what a guess by the prefix costs with the capped one.
-void place(const RoutingClusterArguments& options, Result& r) {
-  const auto num_groups = static_cast<i64>(r.speeds.size());
-  const std::vector<i64> room = group_room(r.header.num_experts, r.speeds);
-  for (const char* name : {"linear", "eplb", "greedy", "exact", "capped"}) {
-    r.ways.emplace_back();
-    r.ways.back().name = name;
-  }
-  Clusters guessed = r.clusters, mixed = r.clusters;
-  if (options.prefix != 0) {
-    const Activations prefix = activations(r.header, r.step, options.layer, options.prefix, options.trace);
-    const Activations rest = without_prefix(r.rows, prefix);
-    if (std::all_of(rest.begin(), rest.end(), [](const auto& row) {
-          return std::all_of(row.begin(), row.end(), [](double copies) { return copies == 0; });
-        }))
-      fail<ConfigError>("--prefix",
-                        "got {}, which is all of every sequence, expected fewer tokens than a sequence has: "
-                        "nothing is left to guess (in traces of training the prompt is the whole sequence)",
-                        options.prefix);
-    guessed.of_sequence = nearest(prefix, r.clusters.centres);
-    for (std::size_t s = 0; s < prefix.size(); ++s) {
-      r.prefix_right += guessed.of_sequence[s] == r.clusters.of_sequence[s] ? 1 / real(prefix.size()) : 0;
-      r.prefix_correlation += correlation(prefix[s], rest[s]) / real(prefix.size());
-    }
-  }
-  mixed.of_sequence = shuffled(r.clusters.of_sequence, 1);
-  double guessed_copies = 0, mixed_copies = 0;
-  for (std::size_t l = 0; l < r.header.layers.size(); ++l) {
-    const Activations rows = activations(r.header, r.step, static_cast<i64>(l), 0, options.trace);
-    const Usage usage = usage_of(rows, r.clusters, r.groups, num_groups);
-    const std::vector<i32> capped = place_capped(usage, room, r.speeds, options.load_cap).group;
-    add_layer(options, r, l, r.ways[0], usage, in_order(room));
-    add_layer(options, r, l, r.ways[1], usage, place_by_load(usage, room, r.speeds));
-    add_layer(options, r, l, r.ways[2], usage, place_greedy(usage, room));
-    add_layer(options, r, l, r.ways[3], usage, place_exact(usage, room));
-    add_layer(options, r, l, r.ways[4], usage, capped);
-    guessed_copies += copies_outside(usage_of(rows, guessed, r.groups, num_groups), capped);
-    mixed_copies += copies_outside(usage_of(rows, mixed, r.groups, num_groups), capped);
-  }
-  r.prefix_volume = guessed_copies / r.ways[4].all();
-  r.shuffled_volume = mixed_copies / r.ways[4].all();
-}
-
 /// "python 80 %, c 20 %"
-std::string domains_in(const Result& r, i32 cluster) {
+std::string domains_in(const ClusterResult& r, i32 cluster) {
   std::map<std::string, double> counts;
   double all = 0;
   for (std::size_t s = 0; s < r.step.sequences.size(); ++s) {
@@ -218,7 +85,7 @@ std::string domains_in(const Result& r, i32 cluster) {
   return out;
 }
 
-PageTable clusters_table(const Result& r) {
+PageTable clusters_table(const ClusterResult& r) {
   PageTable table{"Clusters", {"cluster", "sequences", "tokens", "groups", "domains in it"}, {}};
   for (i32 c = 0; c < static_cast<i32>(r.clusters.num_clusters()); ++c) {
     i64 sequences = 0, tokens = 0;
@@ -239,7 +106,7 @@ PageTable clusters_table(const Result& r) {
 
 std::string over(double a, double b) { return b > 0 ? fmt::format("{:.3f}", a / b) : "-"; }
 
-PageTable placements_table(const RoutingClusterArguments& options, const Result& r) {
+PageTable placements_table(const RoutingClusterArguments& options, const ClusterResult& r) {
   PageTable table{"Placements of the experts",
                   {"experts placed", "copies that change groups", "of linear", "rows", "rows of linear",
                    "padded rows of linear", "load ratio", "worst layer"},
@@ -272,7 +139,7 @@ void print_table(const PageTable& page) {
   for (const std::string& note : page.notes) std::cout << note << "\n";
 }
 
-void print_clusters(const RoutingClusterArguments& options, const Result& r) {
+void print_clusters(const RoutingClusterArguments& options, const ClusterResult& r) {
   std::cout << fmt::format("{}: {}, {}, {} of {} experts (top {}), {} groups\n\n", options.trace,
                            counted(r.step.sequences.size(), "sequence"),
                            counted(r.step.num_tokens(), "token"), counted(r.header.layers.size(), "layer"),
@@ -293,7 +160,7 @@ void print_clusters(const RoutingClusterArguments& options, const Result& r) {
   print(r.told);
 }
 
-Json json_of_clusters(const RoutingClusterArguments& options, const Result& r) {
+Json json_of_clusters(const RoutingClusterArguments& options, const ClusterResult& r) {
   Json ways = Json::array(), clusters = Json::array();
   for (const PlacedWay& way : r.ways)
     ways.push_back({{"placement", way.name},
@@ -321,7 +188,7 @@ Json json_of_clusters(const RoutingClusterArguments& options, const Result& r) {
 }
 
 /// clusters.html: cluster x expert, and what changes groups layer by layer.
-void write_page(const RoutingClusterArguments& options, const Result& r) {
+void write_page(const RoutingClusterArguments& options, const ClusterResult& r) {
   BalancePage page;
   page.title = "Sequences that use the same experts";
   page.label = "";
@@ -377,9 +244,8 @@ int run_cluster(const RoutingClusterArguments& options, Overrides overrides) {
   if (!options.plan.empty()) overrides.emplace_back("plan.file", options.plan);
   const RoutingTrace trace = open_trace(options.trace);
   const StepRange range = parse_steps(options.steps, "--steps");
-  Result r;
+  ClusterResult r;
   r.header = trace.header();
-  r.step = read_steps(trace, range.first, range.last);
   r.speeds = speeds_of_groups(options, r.header, overrides);
   if (static_cast<i64>(r.speeds.size()) > r.header.num_experts)
     fail<ConfigError>("--groups", "got {} groups, expected at most {}, as many as a layer has experts",
@@ -390,9 +256,10 @@ int run_cluster(const RoutingClusterArguments& options, Overrides overrides) {
                       Json(r.header.layers).dump());
   RoutingClusterArguments by = options;
   by.layer = options.layer < 0 ? -1 : layer - r.header.layers.begin();
-  r.rows = activations(r.header, r.step, by.layer, 0, options.trace);
+  read_activations(by, trace, range, r);
   make_clusters(by, r);
-  place(by, r);
+  place_experts(by, r);
+  count_crossings(trace, range, r);
   r.told = tell_domains(r.header, r.step, r.clusters);
   if (!options.output.empty()) write_page(options, r);
   const Json json = json_of_clusters(options, r);

@@ -1,6 +1,5 @@
 #include "hetermoe/data/source_reader.h"
 
-#include <array>
 #include <cstring>
 #include <fstream>
 
@@ -18,9 +17,9 @@ bool for_each_part(const fs::path& path, i64 limit,
                    const std::function<void(const char*, std::size_t)>& take) {
   std::ifstream in(path, std::ios::binary);
   if (!in) fail<IoError>("data.paths", "cannot read {}: {}", path.string(), std::strerror(errno));
-  std::array<char, 1 << 16> chunk;
+  std::vector<char> chunk(1 << 16);  // not on the stack, which may be as small
   while (limit > 0 && in) {
-    in.read(chunk.data(), std::min<std::streamsize>(limit, chunk.size()));
+    in.read(chunk.data(), std::min<std::streamsize>(limit, std::ssize(chunk)));
     const std::streamsize got = in.gcount();
     if (std::memchr(chunk.data(), 0, idx(got)) != nullptr) return false;
     take(chunk.data(), idx(got));

@@ -8,6 +8,7 @@
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/hash.h"
 #include "hetermoe/base/index.h"
+#include "hetermoe/device/host_copy.h"
 #include "hetermoe/nn/embed_head.h"
 #include "hetermoe/nn/experts.h"
 #include "hetermoe/nn/products.h"
@@ -56,10 +57,11 @@ Decoder::Decoder(const ModelConfig& model, const ModelState& state, i64 capacity
 at::Tensor Decoder::add_experts(i64 layer, const AttentionOutput& out) const {
   const ExpertSlab& slab = state_.experts[idx(layer)];
   const OwnerTable all_here(idx(model_.num_experts), {{0, 1.0}});
-  const SendIndex send = split_by_owner(out.topk_TK, all_here, 1, RowDedup::kOn).at(0);
+  const SendIndex send = split_by_owner(to_host(out.topk_TK, "routing"), all_here, 1, RowDedup::kOn).at(0);
   const CopyGroups groups =
       group_copies({{send.num_rows(), send.row_C, send.expert_C}}, slab.slot_of, slab.num_slots());
-  const at::Tensor weights = out.weights_TK.reshape({-1}).index_select(0, send.flat_C);
+  const at::Tensor weights =
+      out.weights_TK.reshape({-1}).index_select(0, to_device(send.flat_C, out.weights_TK.device()));
   const at::Tensor rows =
       experts_forward(slab, gather_rows(out.x_TD, send.token_R), groups, to_grouped(groups, weights));
   at::Tensor y = out.u_TD.clone();

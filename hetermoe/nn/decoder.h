@@ -14,7 +14,8 @@ struct ModelState {
 };
 ModelState make_model_state(const ModelConfig& model, const at::TensorOptions& options);
 
-/// Reads one text, token after token, and says what comes next.
+/// Reads one text, token after token, and says what comes next. Works where the state is, with keys and
+/// values there, too; tokens may be on the host.
 class Decoder {
  public:
   /// capacity: tokens of the text, at most. Keeps references to model and state.

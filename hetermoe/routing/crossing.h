@@ -1,4 +1,5 @@
 #pragma once
+#include <span>
 #include <vector>
 
 #include "hetermoe/routing/trace.h"
@@ -7,13 +8,17 @@ namespace hetermoe {
 
 /// What changes groups when sequences and experts each belong to one.
 struct Crossing {
-  double copies = 0;  ///< whose expert is in another group than their sequence
-  double rows = 0;    ///< a token once for each other group that has one of its experts
-  double most = 0;    ///< copies of the group that sends most: what all send where exchanges are padded
+  explicit Crossing(i64 num_groups);
+  double copies = 0;         ///< whose expert is in another group than their sequence
+  double rows = 0;           ///< a token once for each other group that has one of its experts
+  std::vector<double> sent;  ///< [groups] copies of each group's sequences
+  /// Copies of the group that sends most: what all send where exchanges are padded.
+  double most() const;
 };
 
-/// In one layer (its position among the header's). groups: [sequences] and [experts]. The trace has choices.
-Crossing crossing(const TraceHeader& header, const TraceStep& step, std::size_t layer,
-                  const std::vector<i32>& of_sequence, const std::vector<i32>& of_expert, i64 num_groups);
+/// Adds what crosses in one layer of a step (its position among the header's). groups: [sequences of the
+/// step] and [experts]. The step has choices.
+void add_crossing(Crossing& all, const TraceHeader& header, const TraceStep& step, std::size_t layer,
+                  std::span<const i32> of_sequence, const std::vector<i32>& of_expert);
 
 }  // namespace hetermoe

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <malloc.h>
+
 #include "hetermoe/cost/memory_estimate.h"
 #include "hetermoe/routing/synthetic.h"
 #include "tests/schedule/plans.h"
@@ -130,6 +132,35 @@ TEST(TraceBalance, HistoryNeedsAStepBefore) {
                 c.balance().run({.balancer = "lpt"}, one);
               }).find("[routing balance] got 1 whole steps, expected at least 2") == 0);
   EXPECT_GE(c.balance().run({.balancer = "lpt", .knows = Knows::kForesight}, one).time_ratio.mean, 1);
+}
+
+/// Bytes that this process has allocated; 0 where a sanitizer allocates.
+std::size_t allocated() { return mallinfo2().uordblks; }
+
+/// Memory does not grow with the number of steps, and the figures are those of steps in memory.
+TEST(TraceBalance, StepsAreReadWhenTheirTurnComes) {
+  const Case c;
+  const TraceBalance balance = c.balance();
+  const std::vector<TraceRouting> steps = c.steps(12, {.spread = 0.5, .drift = 0.3});
+  const std::size_t of_step = 2 * sizeof(std::uint16_t) * steps[0].step().choices[0].size();
+  for (const Knows knows : {Knows::kHistory, Knows::kForesight}) {
+    const TraceBalanceOptions options{.balancer = "eplb", .knows = knows, .replicas = 4};
+    std::vector<std::size_t> read;
+    std::size_t most = 0;
+    const RecordedSteps recorded(steps.size(), [&](std::size_t s) {
+      read.push_back(s);
+      if (s > 1) most = std::max(most, allocated());
+      return steps[s];
+    });
+    const std::size_t before = allocated();
+    const TraceBalanceResult result = balance.run(options, recorded), expected = balance.run(options, steps);
+    EXPECT_EQ(read, (std::vector<std::size_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}));
+    EXPECT_LT(most, before + 5 * of_step);  // of 12 steps
+    EXPECT_EQ(result.time_ratio_of_step, expected.time_ratio_of_step);
+    EXPECT_EQ(result.steps, expected.steps);
+    EXPECT_EQ(result.step, expected.step);
+    EXPECT_EQ(result.moved_bytes, expected.moved_bytes);
+  }
 }
 
 TEST(TraceBalance, HistoryCostsMoreTheMoreRoutingDrifts) {

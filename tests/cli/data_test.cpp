@@ -355,6 +355,23 @@ TEST(Generate, AHuggingFaceFolderTakesAPromptOfTokens) {
   EXPECT_TRUE(contains(none.err, "has neither weights")) << none.err;
 }
 
+TEST(Generate, TakesTheWordsOfTrainForItsDevice) {
+  const auto generated = [](const std::string& device) {
+    return run_hetermoe({"generate", HM_SOURCE_DIR "/tests/data/parity/olmoe", "--prompt-tokens", "1,2,3",
+                         "--tokens", "5", "--json", "--device", device});
+  };
+  const ProgramResult cpu = generated("cpu");
+  ASSERT_EQ(cpu.code, 0) << cpu.err;
+  EXPECT_EQ(Json::parse(cpu.out)["device"], "cpu");
+  const ProgramResult other = generated("gpu");
+  EXPECT_EQ(other.code, 2);
+  EXPECT_EQ(other.err, "[--device] no such device: got \"gpu\", expected cpu, cuda or cuda:N\n");
+  const ProgramResult many = generated("cuda:99");
+  EXPECT_EQ(many.code, 2);
+  EXPECT_TRUE(many.err.starts_with("[--device] got \"cuda:99\", but ")) << many.err;
+  EXPECT_EQ(many.out, "");
+}
+
 TEST(Generate, MoreTokensThanTheModelHasPositionsAreRefused) {
   const auto generated = [&](const std::string& prompt, const std::string& tokens) {
     return run_hetermoe({"generate", HM_SOURCE_DIR "/tests/data/parity/olmoe", "--prompt-tokens", prompt,

@@ -1,4 +1,6 @@
 #pragma once
+#include <gtest/gtest.h>
+
 #include "tests/support/child.h"
 #include "tests/support/work_folder.h"
 

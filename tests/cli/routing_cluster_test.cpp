@@ -1,5 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <malloc.h>
+
+#include "hetermoe/cli/routing_placements.h"
+#include "hetermoe/routing/writer.h"
 #include "tests/cli/routing_job.h"
 
 namespace hetermoe {
@@ -52,6 +56,46 @@ TEST(RoutingCommand, ClusterTellsDomainsBesideShuffledOnes) {
             0);
   ASSERT_EQ(run_hetermoe({"routing", "cluster", path, "--groups", "2", "--output", folder / "page"}).code, 0);
   EXPECT_FALSE(contains(read_text(folder / "page/clusters.html"), "domain told by"));
+}
+
+/// Steps are read one after another: what is told of them is what is told of one step with all sequences.
+TEST(RoutingCommand, ClusterOfStepsIsThatOfOneStepWithAllSequences) {
+  const WorkFolder folder;
+  const std::string steps = made_trace(folder, {"--domains", "2", "--domain-spread", "2", "--steps", "6"});
+  const RoutingTrace trace(steps);
+  const std::string joined = folder / "joined.routes";
+  RoutingWriter writer(joined, trace.header());
+  writer.step(read_steps(trace, 0, 5));
+  writer.finish();
+  for (const char* by : {"routes", "domain"}) {
+    const auto clusters_of = [&](const std::string& path) {
+      Json json =
+          json_of({"routing", "cluster", path, "--groups", "3", "--by", by, "--prefix", "8", "--json"});
+      json.erase("trace");
+      return json;
+    };
+    const Json of_steps = clusters_of(steps);
+    EXPECT_EQ(of_steps, clusters_of(joined));
+    EXPECT_EQ(of_steps.at("group_of_sequence").size(), 24U);
+    EXPECT_GT(of_steps.at("placements")[0].at("padded").get<double>(), 0);
+  }
+}
+
+TEST(RoutingCommand, ClusterKeepsCountsOfAllStepsAndChoicesOfNone) {
+  const WorkFolder folder;
+  const RoutingTrace trace(made_trace(folder, {"--seq", "256", "--steps", "8"}));
+  RoutingClusterArguments options;
+  options.prefix = 8;
+  ClusterResult result;
+  result.header = trace.header();
+  const std::size_t before = mallinfo2().uordblks;
+  read_activations(options, trace, {0, 7}, result);
+  EXPECT_LT(mallinfo2().uordblks, before + static_cast<std::size_t>(result.step.num_tokens()) *
+                                               result.header.layers.size() * sizeof(std::uint16_t));
+  EXPECT_TRUE(result.has_choices);
+  EXPECT_FALSE(result.step.has_choices());
+  EXPECT_EQ(result.rows.size(), 32U);
+  EXPECT_EQ(result.prefix.size(), 32U);
 }
 
 TEST(RoutingCommand, ClusterRefusesWhatItCannotDo) {

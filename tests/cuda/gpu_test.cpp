@@ -2,9 +2,11 @@
 
 #include "hetermoe/comm/nccl.h"
 #include "hetermoe/device/accelerator.h"
+#include "hetermoe/nn/decoder.h"
 #include "hetermoe/profile/profiler.h"
 #include "hetermoe/train/run/verify.h"
 #include "tests/nn/expert_case.h"
+#include "tests/nn/newer_models.h"
 #include "tests/support/counting_data.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"
@@ -30,6 +32,7 @@ using GpuExperts = Gpu;
 using GpuTraining = Gpu;
 using GpuNccl = Gpu;
 using GpuProfile = Gpu;
+using GpuDecoder = Gpu;
 
 const c10::Device kFirst(c10::DeviceType::CUDA, 0);
 
@@ -202,6 +205,45 @@ TEST_F(GpuNccl, AWorldOfOneTrains) {
     return make_nccl_transport(alone, open_nccl(), {{0}, transfer_queues(schedule), kFirst});
   });
   EXPECT_EQ(worst_difference(plain.values, nccl.values), 0);
+}
+
+struct Written {
+  std::vector<i64> tokens;
+  at::Tensor logits_TV;  ///< on the host
+};
+
+/// The likeliest tokens after a prompt of six, read in two parts, with weights, keys and values on a device.
+Written written_on(const c10::Device device, const ModelConfig& model) {
+  const ModelState host = make_model_state(model, at::kDouble);
+  init_parameters(host.views(model), 1);
+  const ModelState state = make_model_state(model, at::TensorOptions(device).dtype(at::kDouble));
+  const std::vector<NamedView> from = host.views(model), to = state.views(model);
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    at::Tensor value = to[i].value;
+    value.copy_(from[i].value);
+  }
+  constexpr i64 kTokens = 12;
+  Decoder decoder(model, state, 6 + kTokens);
+  at::Tensor last = decoder.read_prompt(at::tensor({3, 1, 4, 1, 5, 9}, at::kLong), 4);
+  Written out;
+  std::vector<at::Tensor> logits;
+  while (static_cast<i64>(out.tokens.size()) < kTokens) {
+    EXPECT_EQ(last.device().type(), device.type());
+    logits.push_back(last.cpu());
+    out.tokens.push_back(choose_token(last, {}, decoder.size()));
+    last = decoder.read(at::tensor({out.tokens.back()}, at::kLong))[0];
+  }
+  out.logits_TV = at::stack(logits);
+  return out;
+}
+
+TEST_F(GpuDecoder, WritesTheTokensThatTheCpuWrites) {
+  for (const ModelConfig& model : models_of_all_families()) {
+    const Written gpu = written_on(kFirst, model), cpu = written_on(c10::kCPU, model);
+    EXPECT_EQ(gpu.tokens, cpu.tokens) << model.name;
+    const double scale = cpu.logits_TV.abs().max().item<double>();
+    EXPECT_LT((gpu.logits_TV - cpu.logits_TV).abs().max().item<double>(), 1e-9 * scale) << model.name;
+  }
 }
 
 TEST_F(GpuProfile, MeasuresTheGpu) {

@@ -4,6 +4,7 @@
 
 #include <map>
 
+#include "hetermoe/kernels/host_kernels.h"
 #include "hetermoe/nn/reference.h"
 #include "tests/nn/newer_models.h"
 #include "tests/nn/task_chain.h"
@@ -72,6 +73,21 @@ TEST(Decoder, APromptReadInPartsGivesTheLastLogitsOfOneForwardPass) {
           << model.name << " in parts of " << part;
       EXPECT_EQ(by_parts.size(), 9);
     }
+  }
+}
+
+/// The kernels that run on GPUs, on the host.
+TEST(Decoder, OnKernelsGivesTheLogitsOfTheCpu) {
+  for (const ModelConfig& model : all_models()) {
+    const ModelState state = lively_model(model, at::kFloat);
+    const auto read = [&] {
+      Decoder decoder(model, state, 9);
+      const at::Tensor prompt = decoder.read_prompt(some_tokens(8), 5);
+      return at::stack({prompt, decoder.read(at::tensor({i64{7}}))[0]});
+    };
+    const at::Tensor plain = read();
+    const kernels::HostKernels on;
+    EXPECT_LT(distance(read(), plain), 1e-5) << model.name;
   }
 }
 

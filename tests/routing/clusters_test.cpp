@@ -137,10 +137,16 @@ TEST(Clusters, CopiesAndRowsThatChangeGroupsAreCounted) {
   index_tokens(step);
   step.choices = {{2, 3, 0, 2, 3, kNoExpert}};
   count_choices(step, header);
-  const Crossing crossed = crossing(header, step, 0, {0, 1}, {0, 0, 1, 1}, 2);
+  const std::vector<i32> groups = {0, 1};
+  Crossing crossed(2);
+  add_crossing(crossed, header, step, 0, groups, {0, 0, 1, 1});
   EXPECT_EQ(crossed.copies, 3);
   EXPECT_EQ(crossed.rows, 2);
-  EXPECT_EQ(crossed.most, 3);
+  EXPECT_EQ(crossed.most(), 3);
+  add_crossing(crossed, header, step, 0, groups, {0, 0, 1, 1});  // the same again adds up
+  EXPECT_EQ(crossed.copies, 6);
+  EXPECT_EQ(crossed.rows, 4);
+  EXPECT_EQ(crossed.most(), 6);
 }
 
 }  // namespace
