@@ -124,6 +124,18 @@ std::string marked_text(const Dataset& data, const Batch& batch) {
   return out;
 }
 
+/// What of a source is not learned from, without its conversations.
+std::vector<std::string> source_notes(const Source& source) {
+  std::vector<std::string> out;
+  if (source.num_skipped > 0)
+    out.push_back(
+        fmt::format("{}: {}", name_of_source(source), skipped_text(source.num_skipped, source.skipped)));
+  if (source.num_empty > 0)
+    out.push_back(
+        fmt::format("{}: {} without tokens", name_of_source(source), counted(source.num_empty, "document")));
+  return out;
+}
+
 /// Of conversations: what is counted, and how full the windows are.
 void print_conversations(const Source& source) {
   const DocumentFigures documents = documents_of(source.all);
@@ -149,12 +161,7 @@ void print_data(const Dataset& data, const Job& job, const Sample& sample, const
   }
   std::cout << table.str();
   for (const Source& source : data.sources) {
-    if (source.num_skipped > 0)
-      std::cout << fmt::format("{}: {}\n", printable(name_of_source(source)),
-                               printable(skipped_text(source.num_skipped, source.skipped)));
-    if (source.num_empty > 0)
-      std::cout << fmt::format("{}: {} without tokens\n", printable(name_of_source(source)),
-                               counted(source.num_empty, "document"));
+    for (const std::string& note : source_notes(source)) std::cout << printable(note) << '\n';
     if (source.num_conversations > 0) print_conversations(source);
   }
   for (const std::string& note : conversation_notes(data)) std::cout << printable(note) << '\n';
@@ -228,7 +235,13 @@ int show(const DataArguments& options, const Overrides& overrides) {
     }
     return 0;
   }
-  for (const Source& source : data.sources) json["sources"].push_back(to_json(source, job));
+  std::vector<std::string> notes;
+  for (const Source& source : data.sources) {
+    json["sources"].push_back(to_json(source, job));
+    for (std::string& note : source_notes(source)) notes.push_back(std::move(note));
+  }
+  for (std::string& note : conversation_notes(data)) notes.push_back(std::move(note));
+  json["notes"] = notes;
   json["documents"] = data.masked ? "masked" : "packed";
   json["tokenizer"] = {{"name", job.data.tokenizer},
                        {"tokens", data.tokenizer ? Json(data.tokenizer->vocab_size()) : Json(nullptr)}};

@@ -122,71 +122,6 @@ std::string overfilled(const Simulated& result, const Cluster& cluster) {
   return overfilled_device(memory, cluster);
 }
 
-Json result_json(const Simulated& result, const Cluster& cluster) {
-  const std::vector<double> busy = busy_share(result.timeline);
-  Json devices = Json::array();
-  for (std::size_t i = 0; i < result.timeline.devices.size(); ++i) {
-    const TimelineDevice& device = result.timeline.devices[i];
-    devices.push_back({{"name", device.name},
-                       {"type", device.type},
-                       {"role", device.role},
-                       {"busy", busy[i]},
-                       {"memory_bytes", to_json(result.memory[i].use)},
-                       {"capacity_bytes", cluster.memory_bytes(static_cast<PlaceId>(i))},
-                       {"usable_bytes", usable_of(cluster, static_cast<PlaceId>(i))}});
-  }
-  return {{"source", result.timeline.source},
-          {"strategy", result.plan.strategy},
-          {"model", result.plan.model},
-          {"cluster", cluster.name},
-          {"seq_len", result.plan.seq_len},
-          {"sequences", total_sequences(result.plan)},
-          {"step_s", result.timeline.step},
-          {"step_alone_s", result.alone},
-          {"tokens_per_s", result.tokens_per_s},
-          {"overfilled", overfilled(result, cluster)},
-          {"num_ops", result.schedule.num_ops()},
-          {"schedule_hash", fmt::format("{:016x}", hash(result.schedule))},
-          {"devices", devices},
-          {"roles", roles_json(result.timeline)},
-          {"critical_path", path_json(result.timeline)}};
-}
-
-void print_devices(const Simulated& result, const Cluster& cluster) {
-  const std::vector<double> busy = busy_share(result.timeline);
-  Table table({"device", "role", "busy", "memory", "state", "saved", "in flight", "work", "usable", ""});
-  for (std::size_t i = 0; i < result.timeline.devices.size(); ++i) {
-    const MemoryUse& use = result.memory[i].use;
-    const Bytes capacity = usable_of(cluster, static_cast<PlaceId>(i));
-    table.add_row({result.timeline.devices[i].name, result.timeline.devices[i].role, format_percent(busy[i]),
-                   format_bytes(use.total()), format_bytes(use.state()), format_bytes(use.saved),
-                   format_bytes(use.in_flight), format_bytes(use.workspace), format_bytes(capacity),
-                   use.total() > capacity ? "does not fit" : ""});
-  }
-  std::cout << table.str();
-}
-
-std::string turn_seconds(const PlanTurn& turn) {
-  const auto [least, most] = std::minmax_element(turn.lengths.begin(), turn.lengths.end());
-  if (*least == *most) return format_seconds(*most);
-  return fmt::format("{} to {}", format_seconds(*least), format_seconds(*most));
-}
-
-/// Which device takes which turn of which round.
-void print_turns(const Plan& plan) {
-  if (!traits_of(plan.order).has_rounds) return;
-  Table table({"turn", "computes", "a microbatch", "on devices, by round"});
-  for (const Group& group : plan.groups) {
-    for (const PlanTurn& turn : turns_of(plan, group)) {
-      table.add_row({std::to_string(table.num_rows()), turn_work(turn),
-                     plan.turn_lengths.empty() ? "-" : turn_seconds(turn),
-                     fmt::format("{}", fmt::join(turn.devices, " "))});
-    }
-  }
-  table.align(3, Align::kLeft);
-  std::cout << table.str() << "\n";
-}
-
 /// "A40#4, A40#5", of many the first.
 std::string names_of(const std::vector<DeviceId>& devices, const Timeline& timeline) {
   constexpr std::size_t kNamed = 8;
@@ -231,6 +166,96 @@ std::string without_sequences(const Group& group, const Timeline& timeline) {
       without.size() == 1 ? "it" : "them");
 }
 
+/// What is worth knowing of the plan's step beyond its figures.
+std::vector<std::string> notes_of(const Simulated& result) {
+  std::vector<std::string> out;
+  if (result.schedule.overlaps())
+    out.push_back(fmt::format(
+        "steps overlap: each computes while the optimizer of the one before still works, with weights that "
+        "lack its update; from its first op to its last a step takes {}",
+        format_seconds(result.alone)));
+  for (const Group& group : result.plan.groups) {
+    if (std::string note = without_sequences(group, result.timeline); !note.empty())
+      out.push_back(std::move(note));
+  }
+  return out;
+}
+
+std::vector<std::string> warnings_of(const Simulated& result) {
+  std::string warning = round_warning(result.plan);
+  return warning.empty() ? std::vector<std::string>{} : std::vector{std::move(warning)};
+}
+
+/// assumed: what of the links is assumed; empty = nothing.
+Json result_json(const Simulated& result, const Cluster& cluster, const std::string& assumed) {
+  const std::vector<double> busy = busy_share(result.timeline);
+  Json devices = Json::array();
+  for (std::size_t i = 0; i < result.timeline.devices.size(); ++i) {
+    const TimelineDevice& device = result.timeline.devices[i];
+    devices.push_back({{"name", device.name},
+                       {"type", device.type},
+                       {"role", device.role},
+                       {"busy", busy[i]},
+                       {"memory_bytes", to_json(result.memory[i].use)},
+                       {"capacity_bytes", cluster.memory_bytes(static_cast<PlaceId>(i))},
+                       {"usable_bytes", usable_of(cluster, static_cast<PlaceId>(i))}});
+  }
+  Json json = {{"source", result.timeline.source},
+               {"strategy", result.plan.strategy},
+               {"model", result.plan.model},
+               {"cluster", cluster.name},
+               {"seq_len", result.plan.seq_len},
+               {"sequences", total_sequences(result.plan)},
+               {"step_s", result.timeline.step},
+               {"step_alone_s", result.alone},
+               {"tokens_per_s", result.tokens_per_s},
+               {"overfilled", overfilled(result, cluster)},
+               {"notes", notes_of(result)},
+               {"warnings", warnings_of(result)},
+               {"num_ops", result.schedule.num_ops()},
+               {"schedule_hash", fmt::format("{:016x}", hash(result.schedule))},
+               {"devices", devices},
+               {"roles", roles_json(result.timeline)},
+               {"critical_path", path_json(result.timeline)}};
+  if (!assumed.empty()) json["assumed_links"] = assumed;
+  return json;
+}
+
+void print_devices(const Simulated& result, const Cluster& cluster) {
+  const std::vector<double> busy = busy_share(result.timeline);
+  Table table({"device", "role", "busy", "memory", "state", "saved", "in flight", "work", "usable", ""});
+  for (std::size_t i = 0; i < result.timeline.devices.size(); ++i) {
+    const MemoryUse& use = result.memory[i].use;
+    const Bytes capacity = usable_of(cluster, static_cast<PlaceId>(i));
+    table.add_row({result.timeline.devices[i].name, result.timeline.devices[i].role, format_percent(busy[i]),
+                   format_bytes(use.total()), format_bytes(use.state()), format_bytes(use.saved),
+                   format_bytes(use.in_flight), format_bytes(use.workspace), format_bytes(capacity),
+                   use.total() > capacity ? "does not fit" : ""});
+  }
+  std::cout << table.str();
+}
+
+std::string turn_seconds(const PlanTurn& turn) {
+  const auto [least, most] = std::minmax_element(turn.lengths.begin(), turn.lengths.end());
+  if (*least == *most) return format_seconds(*most);
+  return fmt::format("{} to {}", format_seconds(*least), format_seconds(*most));
+}
+
+/// Which device takes which turn of which round.
+void print_turns(const Plan& plan) {
+  if (!traits_of(plan.order).has_rounds) return;
+  Table table({"turn", "computes", "a microbatch", "on devices, by round"});
+  for (const Group& group : plan.groups) {
+    for (const PlanTurn& turn : turns_of(plan, group)) {
+      table.add_row({std::to_string(table.num_rows()), turn_work(turn),
+                     plan.turn_lengths.empty() ? "-" : turn_seconds(turn),
+                     fmt::format("{}", fmt::join(turn.devices, " "))});
+    }
+  }
+  table.align(3, Align::kLeft);
+  std::cout << table.str() << "\n";
+}
+
 void print_simulated(const Simulated& result, const Cluster& cluster, const std::string& assumed) {
   std::cout << fmt::format(
       "{}: {} of {} in {}, {}\n", result.timeline.title, counted(total_sequences(result.plan), "sequence"),
@@ -238,21 +263,10 @@ void print_simulated(const Simulated& result, const Cluster& cluster, const std:
       counted(result.schedule.num_ops(), "op"));
   std::cout << fmt::format("simulated step {}, {} tokens/s\n{}\n", format_seconds(result.timeline.step),
                            format_count(result.tokens_per_s), assumed.empty() ? "" : assumed + ".\n");
-  if (result.schedule.overlaps()) {
-    std::cout << fmt::format(
-        "steps overlap: each computes while the optimizer of the one before still works, with weights that "
-        "lack "
-        "its update; from its first op to its last a step takes {}\n\n",
-        format_seconds(result.alone));
-  }
-  if (const std::string warning = round_warning(result.plan); !warning.empty())
-    std::cout << "warning: " << warning << "\n\n";
+  for (const std::string& warning : warnings_of(result)) std::cout << "warning: " << warning << "\n\n";
   print_turns(result.plan);
   print_devices(result, cluster);
-  for (const Group& group : result.plan.groups) {
-    if (const std::string note = without_sequences(group, result.timeline); !note.empty())
-      std::cout << "note: " << note << "\n";
-  }
+  for (const std::string& note : notes_of(result)) std::cout << "note: " << note << "\n";
   std::cout << "\n" << waits_text(result.timeline);
 }
 
@@ -275,9 +289,7 @@ int simulate(const SimulateArguments& options, Overrides overrides) {
   std::vector<std::filesystem::path> files;
   if (writes) files = write_simulated(job.output, result, job, model, cluster);
   if (options.json) {
-    Json json = result_json(result, cluster);
-    if (const std::string assumed = assumed_links(job.cluster); !assumed.empty())
-      json["assumed_links"] = assumed;
+    Json json = result_json(result, cluster, assumed_links(job.cluster));
     if (!model.assumed.empty()) json["assumed_model"] = model.assumed;
     print_json(json);
   } else {
@@ -322,17 +334,19 @@ int dry_run(const Job& asked, bool json) {
   const Seconds whole = whole_run(job, result.timeline.step);
   const i64 sequences = job.train.steps * job.train.sequences;
   const double passes = epochs_of(job.train, data);
+  std::vector<std::string> notes = usual_notes(job, model);
+  notes.insert(notes.begin(), training_line(job, model, data));
   if (json) {
     print_json({{"job", to_json(job)},
-                {"step", result_json(result, cluster)},
+                {"step", result_json(result, cluster, assumed_links(job.cluster))},
+                {"notes", notes},
                 {"steps", job.train.steps},
                 {"run_s", whole},
                 {"tokens", sequences * job.train.seq_len},
                 {"passes", passes}});
     return say_whether_it_fits(result, cluster, json);
   }
-  std::cout << training_line(job, model, data) << "\n";
-  for (const std::string& note : usual_notes(job, model)) std::cout << note << "\n";
+  for (const std::string& note : notes) std::cout << note << "\n";
   print_simulated(result, cluster, assumed_links(job.cluster));
   std::cout << fmt::format(
       "\nthe whole run, {}: {} simulated, {} tokens, {:.3g} times the training text. Nothing was done; "

@@ -154,7 +154,7 @@ int train(const TrainArguments& options, Job job, const Processes& processes, bo
       if (talks && !options.json) std::cout << fmt::format("step {}: {}", record.step, warning) << std::endl;
     }
     if (talks && !options.json && (record.step % job.train.log_every == 0 || record.step == 1)) {
-      if (!std::exchange(key_told, true)) std::cout << log_line_key(emulated) << std::endl;
+      if (!std::exchange(key_told, true)) std::cout << log_line_key(record, emulated) << std::endl;
       std::cout << log_line(record, job.train.steps, emulated) << std::endl;
     }
   };

@@ -162,10 +162,19 @@ std::string basis_text(Basis basis) {
   return "";
 }
 
+/// The model has none, as far as plans say.
+bool lacks_experts(const ReportInput& input) {
+  return std::any_of(input.strategies.begin(), input.strategies.end(), [](const StrategyReport& strategy) {
+    return strategy.plan && strategy.plan->num_experts == 0;
+  });
+}
+
 std::string strategies_table(const ReportInput& input) {
   const Rivals rivals = rivals_of(input.strategies);
   std::string html = "<section><h2>Strategies</h2><p class=\"how\">" + basis_text(rivals.basis);
-  if (rivals.has_replays)
+  if (rivals.has_replays && lacks_experts(input))
+    html += " Exec/replay is the pace: 1.000 where the run kept it.";
+  else if (rivals.has_replays)
     html +=
         " Replayed: a simulation of the experts that the run chose, so that replayed against predicted is "
         "the "
@@ -371,7 +380,10 @@ std::vector<PagePart> page_parts(const ReportInput& input) {
       {"losses", section("losses", "Loss", "", plots_html(input.losses))},
       {"experts", section("routing", "Load of the experts", "", experts_html(input))},
       {"run", section("run", "The run, step by step",
-                      "Dashed upright lines: the plan, the owners of experts or the experts changed there.",
+                      lacks_experts(input)
+                          ? "Dashed upright lines: the plan changed there."
+                          : "Dashed upright lines: the plan, the owners of experts or the experts changed "
+                            "there.",
                       plots_html(input.run))},
       {"events", section("events", "What changed, and what the run warned of", "", events_html(input))},
   };

@@ -19,7 +19,7 @@ Json none() { return {}; }
 
 Json or_none(const std::optional<double>& value) { return value ? Json(*value) : none(); }
 
-/// Where the model has experts.
+/// Where the model has experts: without any, zeros would say that these wait, or get equal loads.
 template <class Of>
 std::function<Json(const StepRecord&)> of_layers(Of value) {
   return [value](const StepRecord& record) { return record.loads.empty() ? none() : Json(value(record)); };
@@ -62,12 +62,16 @@ Json validation_losses(const StepRecord& record) {
 
 using R = const StepRecord&;
 
-/// In every line.
+/// In every line, those of experts where the model has some.
 std::vector<Metric> metrics_of_all_steps() {
   return {
       {"step", "", of(&StepRecord::step)},
       {"loss", "nats per token", of(&StepRecord::loss)},
-      {.key = "aux_loss", .unit = "nats", .value = of(&StepRecord::aux_loss), .plot = "aux", .line = "loss"},
+      {.key = "aux_loss",
+       .unit = "nats",
+       .value = of_layers([](R r) { return r.aux_loss; }),
+       .plot = "aux",
+       .line = "loss"},
       {.key = "grad_norm", .unit = "", .value = of(&StepRecord::grad_norm), .plot = "grad", .line = "norm"},
       {.key = "learning_rate",
        .unit = "",
@@ -87,10 +91,10 @@ std::vector<Metric> metrics_of_all_steps() {
       {"sent_bytes", "bytes", of(&StepRecord::sent), MetricMerge::kSum, &StepRecord::sent, "sent", "all"},
       {"sent_bytes_between_nodes", "bytes", of(&StepRecord::sent_between_nodes), MetricMerge::kSum,
        &StepRecord::sent_between_nodes, "sent", "between nodes"},
-      {"expert_max_over_mean", "", of(&StepRecord::expert_max_over_mean)},
+      {"expert_max_over_mean", "", of_layers([](R r) { return r.expert_max_over_mean; })},
       {.key = "expert_gini",
        .unit = "",
-       .value = [](R r) { return Json(r.routing.gini); },
+       .value = of_layers([](R r) { return r.routing.gini; }),
        .plot = "gini",
        .line = "Gini"},
       {.key = "attention_wait",
@@ -100,7 +104,7 @@ std::vector<Metric> metrics_of_all_steps() {
        .line = "attention"},
       {.key = "expert_wait",
        .unit = "share",
-       .value = of(&StepRecord::expert_wait),
+       .value = of_layers([](R r) { return r.expert_wait; }),
        .plot = "waiting",
        .line = "expert"},
   };

@@ -199,11 +199,13 @@ std::string row_svg(const PlanLayout& layout, const PlanRow& row, int y, int hig
   for (std::size_t l = 0; l < idx(layout.num_layers); ++l) {
     const double x = kLayoutLeft + column * real(l + 1);
     const double attention = layout.attention[d][l], experts = layout.experts[d][l];
-    svg += half_svg(x, y, column - gap, high / 2 - 1, attention, kAttentionColour,
+    const bool has_experts = layout.num_experts > 0;
+    svg += half_svg(x, y, column - gap, has_experts ? high / 2 - 1 : high - 2, attention, kAttentionColour,
                     fmt::format("{}, layer {}: attention part of {} of the {}", name, l,
                                 format_percent(attention), layout.shared));
-    svg += half_svg(x, y + high / 2 - 1, column - gap, high / 2 - 1,
-                    layout.num_experts > 0 ? experts / real(layout.num_experts) : 0, kExpertColour,
+    if (!has_experts) continue;
+    svg += half_svg(x, y + high / 2 - 1, column - gap, high / 2 - 1, experts / real(layout.num_experts),
+                    kExpertColour,
                     fmt::format("{}, layer {}: {:.3g} of {} experts", name, l, experts, layout.num_experts));
   }
   end(kLayoutLeft + column * real(layout.num_layers + 1), layout.head[d], "head");
@@ -268,9 +270,12 @@ std::string plan_svg(const PlanLayout& layout) {
       width, tall);
   int x = kLayoutLeft;
   for (const auto& [colour, text] :
-       {std::pair(kAttentionColour, fmt::format("attention part (share of the {})", layout.shared)),
-        std::pair(kExpertColour, std::string("experts (share of the layer's)")),
+       {std::pair(kAttentionColour,
+                  fmt::format("{} (share of the {})", layout.num_experts > 0 ? "attention part" : "layer",
+                              layout.shared)),
+        std::pair(kExpertColour, std::string(layout.num_experts > 0 ? "experts (share of the layer's)" : "")),
         std::pair(kEndColour, fmt::format("embedding, head (share of the {})", layout.shared))}) {
+    if (text.empty()) continue;
     svg += fmt::format(
         "<rect x=\"{}\" y=\"12\" width=\"14\" height=\"12\" fill=\"{}\"/><text x=\"{}\" y=\"22\">{}</text>\n",
         x, colour, x + 20, text);

@@ -23,7 +23,8 @@ struct PlanLayout {
 PlanLayout plan_layout(const Plan& plan, const ModelConfig& model, const Cluster& cluster);
 
 /// Standalone SVG: a row for each device, a column for the embedding, each layer and the head; in the upper
-/// half of a cell the attention part, in the lower one the experts, the darker the larger its share.
+/// half of a cell the attention part, in the lower one the experts, the darker the larger its share. Without
+/// experts a cell has no halves.
 std::string plan_svg(const PlanLayout& layout);
 
 }  // namespace hetermoe

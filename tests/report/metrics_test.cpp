@@ -64,8 +64,9 @@ TEST(Metrics, WhatAStepLacksIsNoKey) {
   record.step = 7;
   const Json bare = metrics_json(record);
   EXPECT_EQ(bare.begin().key(), "step");
-  for (const char* key : {"top_k", "layers", "gpu_peak_bytes", "updated", "mfu", "validation_loss",
-                          "warnings", "time_ratio", "rank_max_over_mean"})
+  for (const char* key :
+       {"top_k", "layers", "gpu_peak_bytes", "updated", "mfu", "validation_loss", "warnings", "time_ratio",
+        "rank_max_over_mean", "aux_loss", "expert_gini", "expert_max_over_mean", "expert_wait"})
     EXPECT_FALSE(bare.contains(key)) << key;
   record.updated = false;
   record.routing.time_ratio = 1.5;
@@ -74,6 +75,8 @@ TEST(Metrics, WhatAStepLacksIsNoKey) {
   const Json full = metrics_json(record);
   EXPECT_EQ(full.at("updated"), false);
   EXPECT_EQ(full.at("expert_cv"), 0.75);
+  for (const char* key : {"aux_loss", "expert_gini", "expert_max_over_mean", "expert_wait"})
+    EXPECT_EQ(full.at(key), 0) << key;
   EXPECT_EQ(full.at("time_ratio"), 1.5);
   EXPECT_EQ(full.at("dead_experts"), 3);
   EXPECT_EQ(full.at("validation_losses"), (Json{{"x.txt", 1.0}, {"b/x.txt", 3.0}}));

@@ -9,8 +9,8 @@ namespace hetermoe {
 namespace {
 
 /// Devices 0 and 1 of the demo are newer, 2 and 3 older; four layers of eight experts.
-PlanLayout layout_of(const char* strategy) {
-  const ModelConfig model = load_model("demo");
+PlanLayout layout_of(const char* strategy, const char* name = "demo") {
+  const ModelConfig model = load_model(name);
   const Cluster cluster = load_cluster("demo");
   StrategyRequest request;
   request.seq_len = 64;
@@ -59,6 +59,13 @@ TEST(PlanLayout, ThePictureHasTwoHalvesForEachLayerOfADevice) {
   EXPECT_EQ(count(svg, "<title>V100/1000#3, layer 2: 4 of 8 experts</title>"), 1u);
   EXPECT_EQ(count(svg, "<title>A40/1000#1, layer 0: attention part of 50.0 % of the sequences</title>"), 1u);
   EXPECT_EQ(count(svg, "<title>A40/1000#0: head of 50.0 % of the sequences</title>"), 1u);
+}
+
+TEST(PlanLayout, WithoutExpertsThePictureHasOnePartForEachLayerOfADevice) {
+  const PlanLayout dense = layout_of("ep", "tiny-llama");
+  const std::string svg = plan_svg(dense);
+  EXPECT_EQ(count(svg, "<title>"), dense.devices.size() * static_cast<std::size_t>(dense.num_layers + 2));
+  EXPECT_EQ(count(svg, "expert"), 0u);
 }
 
 TEST(PlanSvg, ManyDevicesThatAreAlikeAreARow) {

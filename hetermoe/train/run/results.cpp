@@ -27,6 +27,11 @@ double busy_of_role(const Timeline& timeline, const std::string& role) {
   return count > 0 ? sum / count : 0;
 }
 
+bool plan_has_experts(const StrategyRun& run) {
+  const std::vector<LayerPlacement>& layers = run.plan.groups.at(0).layers;
+  return std::any_of(layers.begin(), layers.end(), [](const auto& layer) { return !layer.experts.empty(); });
+}
+
 std::string source_note(const StrategyRun& run) {
   if (!run.outcome.pace || run.outcome.pace->kept_up) return "";
   return fmt::format(
@@ -37,26 +42,30 @@ std::string source_note(const StrategyRun& run) {
 
 }  // namespace
 
-std::string log_line_key(bool emulated) {
+std::string log_line_key(const StepRecord& record, bool emulated) {
+  const bool has_experts = !record.loads.empty();
   return fmt::format(
-      "step lines: aux: load-balancing loss; grad: norm of all gradients; lr: learning rate{}; expert "
-      "max/mean: "
-      "copies of the busiest expert over the mean (1 = even); Gini: unevenness of the experts (0 = even); "
-      "time "
-      "ratio: slowest owner of experts over a perfect division (1 = perfect); waiting: idle share of the "
-      "compute "
+      "step lines: {}grad: norm of all gradients; lr: learning rate{}{}; waiting: idle share of the compute "
       "lanes",
-      emulated ? "; emulated: in the time of the named GPUs, not of this machine" : "");
+      has_experts ? "aux: load-balancing loss; " : "",
+      emulated ? "; emulated: in the time of the named GPUs, not of this machine" : "",
+      has_experts ? "; expert max/mean: copies of the busiest expert over the mean (1 = even); Gini: "
+                    "unevenness of the experts (0 = even); time ratio: slowest owner of experts over a "
+                    "perfect division (1 = perfect)"
+                  : "");
 }
 
 std::string log_line(const StepRecord& r, i64 total_steps, bool emulated) {
-  return fmt::format(
-      "step {}/{}  loss {:.4f}  aux {:.4f}  grad {:.2f}  lr {:.2e}  {} tokens/s{}  expert max/mean {:.2f}  "
-      "Gini {:.3f}{}  waiting: attention {:.0f} %, expert {:.0f} %",
-      r.step, total_steps, r.loss, r.aux_loss, r.grad_norm, r.learning_rate, format_count(r.tokens_per_s),
-      emulated ? " emulated" : "", r.expert_max_over_mean, r.routing.gini,
-      r.routing.time_ratio ? fmt::format("  time ratio {:.2f}", *r.routing.time_ratio) : "",
-      100 * r.attention_wait, 100 * r.expert_wait);
+  const bool has_experts = !r.loads.empty();
+  std::string line = fmt::format("step {}/{}  loss {:.4f}", r.step, total_steps, r.loss);
+  if (has_experts) line += fmt::format("  aux {:.4f}", r.aux_loss);
+  line += fmt::format("  grad {:.2f}  lr {:.2e}  {} tokens/s{}", r.grad_norm, r.learning_rate,
+                      format_count(r.tokens_per_s), emulated ? " emulated" : "");
+  if (has_experts)
+    line += fmt::format("  expert max/mean {:.2f}  Gini {:.3f}", r.expert_max_over_mean, r.routing.gini);
+  if (r.routing.time_ratio) line += fmt::format("  time ratio {:.2f}", *r.routing.time_ratio);
+  line += fmt::format("  waiting: attention {:.0f} %", 100 * r.attention_wait);
+  return has_experts ? line + fmt::format(", expert {:.0f} %", 100 * r.expert_wait) : line;
 }
 
 namespace {
@@ -188,8 +197,11 @@ void RunFiles::add_picture(const StrategyRun& run, const StepPicture& picture) {
 std::string strategy_table(const std::vector<StrategyRun>& runs) {
   const bool validates = std::any_of(
       runs.begin(), runs.end(), [](const StrategyRun& run) { return !run.outcome.validations().empty(); });
-  std::vector<std::string> header = {"strategy",    "simulated step", "replayed step", "executed step",
-                                     "exec/replay", "attention busy", "expert busy",   "train loss"};
+  const bool experts = std::any_of(runs.begin(), runs.end(), plan_has_experts);
+  std::vector<std::string> header = {"strategy",      "simulated step", "replayed step",
+                                     "executed step", "exec/replay",    "attention busy"};
+  if (experts) header.push_back("expert busy");
+  header.push_back("train loss");
   if (validates) header.push_back("validation loss");
   Table table(header);
   for (const StrategyRun& run : runs) {
@@ -205,9 +217,9 @@ std::string strategy_table(const std::vector<StrategyRun>& runs) {
         out.replayed_step > 0 ? format_seconds(out.replayed_step) : "-",
         executed ? format_seconds(out.executed_step) : "-",
         out.replayed_step > 0 ? fmt::format("{:.3f}", out.executed_over_replayed) : "-",
-        busy("attention"),
-        busy("expert"),
-        executed ? fmt::format("{:.6f}", out.records.back().loss) : "-"};
+        busy("attention")};
+    if (experts) cells.push_back(busy("expert"));
+    cells.push_back(executed ? fmt::format("{:.6f}", out.records.back().loss) : "-");
     if (validates)
       cells.push_back(validations.empty() ? "-" : fmt::format("{:.4f}", validations.back().loss));
     table.add_row(std::move(cells));
@@ -215,10 +227,11 @@ std::string strategy_table(const std::vector<StrategyRun>& runs) {
   std::string text = table.str();
   const std::string clock = runs.empty() ? "" : runs[0].outcome.executed.source;
   text += fmt::format(
-      "simulated step: predicted for even routing; replayed: simulated with the experts that the run chose; "
-      "exec/replay: 1 where the run kept the clock's pace; busy: share of the step in which compute lanes of "
-      "attention and of expert devices work, simulated{}\n",
-      clock.empty() ? "" : "; steps are " + clock);
+      "simulated step: predicted{}; exec/replay: 1 where the run kept the clock's pace; busy: share of the "
+      "step in which compute lanes of attention{} devices work, simulated{}\n",
+      experts ? " for even routing; replayed: simulated with the experts that the run chose"
+              : "; replayed: the same, as nothing is routed",
+      experts ? " and of expert" : "", clock.empty() ? "" : "; steps are " + clock);
   for (const StrategyRun& run : runs) {
     const std::string note = source_note(run);
     if (!note.empty()) text += note + "\n";
@@ -237,8 +250,8 @@ Json to_json(const StrategyRun& run, const Job& job) {
   if (run.predicted.step > 0) {  // else the run was stopped before its step was simulated
     json["tokens_per_s"] = static_cast<double>(job.train.sequences * job.train.seq_len) / run.predicted.step;
     json["step_s"] = run.predicted.step;
-    json["utilization"] = {{"attention", busy_of_role(run.predicted.timeline, "attention")},
-                           {"expert", busy_of_role(run.predicted.timeline, "expert")}};
+    json["utilization"] = {{"attention", busy_of_role(run.predicted.timeline, "attention")}};
+    if (plan_has_experts(run)) json["utilization"]["expert"] = busy_of_role(run.predicted.timeline, "expert");
   }
   json["experts_moved"] = job.plan.experts_moved;
   for (std::size_t i = 0; i < run.predicted.memory.size(); ++i) {

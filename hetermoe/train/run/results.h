@@ -26,8 +26,8 @@ struct StrategyRun {
 /// One line of text for a step: step, loss, auxiliary loss, gradient norm, learning rate, tokens/s, expert
 /// max/mean, waiting share per role. emulated: times are those of an emulated clock, and labelled so.
 std::string log_line(const StepRecord& record, i64 total_steps, bool emulated);
-/// What the words of log_line() mean, in one line.
-std::string log_line_key(bool emulated);
+/// What the words of log_line() of the record mean, in one line.
+std::string log_line_key(const StepRecord& record, bool emulated);
 
 /// What runs leave in a job's output folder while they go on. With its first step a run writes job.json,
 /// model.json, cluster.json, summary.json, plan.json and predicted.json; with each step metrics.jsonl and its
