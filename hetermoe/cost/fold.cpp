@@ -20,7 +20,7 @@ std::size_t place_of(const Placement& placement, i32 state, DeviceId device) {
 }
 
 /// What begins a run of traits.
-enum Trait : i64 { kShareTrait, kOwnerTrait, kExpertTrait, kStateTrait };
+enum Trait : i64 { kShareTrait, kTeamTrait, kOwnerTrait, kExpertTrait, kStateTrait };
 
 /// Compares groups by the positions of devices in them.
 class GroupShapes {
@@ -77,8 +77,8 @@ class GroupShapes {
 
 class Finder {
  public:
-  Finder(const Placement& placement, const Cluster& cluster, LoadTable& loads)
-      : p_(placement), plan_(placement.plan()), cluster_(cluster), loads_(loads) {
+  Finder(const Placement& placement, const ModelConfig& model, const Cluster& cluster, LoadTable& loads)
+      : p_(placement), plan_(placement.plan()), model_(model), cluster_(cluster), loads_(loads) {
     fold_.device.resize(idx(p_.num_devices()));
     std::iota(fold_.device.begin(), fold_.device.end(), 0);
     fold_.group.resize(plan_.groups.size());
@@ -86,16 +86,19 @@ class Finder {
   }
 
   std::optional<Fold> run(FoldScope scope) {
-    const bool foldable = loads_.is_uniform() && traits_of(plan_.order).treats_equals_alike &&
-                          !has_roaming_layers(plan_) && !has_teams(plan_);
-    const bool groups = scope == FoldScope::kGroups;
-    if (uses_hosts(plan_)) return groups ? std::optional<Fold>() : fold_;
-    if (groups && (!foldable || p_.balance_on() || gathers_across() || !fold_groups())) return {};
-    if (!foldable) return fold_;
-    make_classes();
-    if (groups) split_by_nodes();
-    if (groups ? !counterparts_agree() || !states_agree() : false) return {};
-    if (!groups) split_by_states();
+    const bool foldable = !uses_hosts(plan_) && loads_.is_uniform() &&
+                          traits_of(plan_.order).treats_equals_alike && !has_roaming_layers(plan_);
+    const bool whole = scope == FoldScope::kDevices;  // every transfer stays one
+    if (!foldable) return whole ? std::optional(fold_) : std::nullopt;
+    if (scope == FoldScope::kTeams && !has_teams(plan_)) return {};
+    if (scope == FoldScope::kGroups && (p_.balance_on() || gathers_across() || !fold_groups())) return {};
+    make_classes(whole);
+    if (whole) {
+      split_by_states();
+    } else {
+      split_by_company();
+      if (!counterparts_agree() || !states_agree() || !teams_agree()) return {};
+    }
     choose_representatives();
     return fold_;
   }
@@ -116,9 +119,10 @@ class Finder {
 
   // --- classes by what a device is and does ---
 
-  void make_classes() {
+  /// apart: devices of different teams are of different classes.
+  void make_classes(bool apart) {
     traits_.assign(fold_.device.size(), {});
-    for (i32 g = 0; g < p_.num_groups(); ++g) add_group(g);
+    for (i32 g = 0; g < p_.num_groups(); ++g) add_group(g, apart);
     for (const State& state : p_.states()) {
       for (const DeviceId device : state.devices) {
         add(device, kStateTrait, static_cast<i64>(state.part), state.layer,
@@ -144,24 +148,65 @@ class Finder {
     }
   }
 
-  /// Transfers that run at the same time meet on the ports of nodes: devices of a class stand on nodes with
-  /// equal numbers of devices of each class.
-  void split_by_nodes() {
+  /// Devices of a class stand on nodes with equal numbers of devices of each class, because transfers that
+  /// run at the same time meet on the ports of nodes; and in teams with equal numbers of each.
+  void split_by_company() {
     for (std::size_t before = 0; before != size_.size();) {
       before = size_.size();
-      std::vector<std::vector<i64>> on_node(cluster_.nodes.size()), traits(class_of_.size());
+      std::vector<std::vector<i64>> traits(class_of_.size());
+      for (std::size_t d = 0; d < class_of_.size(); ++d) traits[d] = {class_of_[d]};
+      std::vector<std::vector<DeviceId>> on_node(cluster_.nodes.size());
       for (std::size_t d = 0; d < class_of_.size(); ++d)
-        on_node[idx(cluster_.devices[d].node)].push_back(class_of_[d]);
-      for (std::vector<i64>& classes : on_node) std::sort(classes.begin(), classes.end());
-      for (std::size_t d = 0; d < class_of_.size(); ++d) {
-        traits[d] = on_node[idx(cluster_.devices[d].node)];
-        traits[d].push_back(class_of_[d]);
-      }
+        on_node[idx(cluster_.devices[d].node)].push_back(static_cast<DeviceId>(d));
+      std::map<std::vector<i32>, i64> known;
+      for (const std::vector<DeviceId>& node : on_node) add_company(node, known, traits);
+      for_teams([&](const std::vector<DeviceId>& team) { add_company(team, known, traits); });
       number_classes(traits);
     }
   }
 
-  void add_group(i32 g) {
+  /// Tells every member which classes all of them are of.
+  void add_company(const std::vector<DeviceId>& members, std::map<std::vector<i32>, i64>& known,
+                   std::vector<std::vector<i64>>& traits) const {
+    std::vector<i32> classes;
+    for (const DeviceId d : members) classes.push_back(class_of_[idx(d)]);
+    std::sort(classes.begin(), classes.end());
+    const i64 number = known.try_emplace(std::move(classes), static_cast<i64>(known.size())).first->second;
+    for (const DeviceId d : members) traits[idx(d)].push_back(number);
+  }
+
+  /// f(group, layer, microbatch) of attention parts that are not alike.
+  template <class F>
+  void for_parts(i32 g, const F& f) const {
+    for (i32 m = 0; m < p_.num_microbatches(g); ++m) {
+      if (loads_.microbatch_class(g, m) != m) continue;
+      for (i32 l = 0; l < p_.num_layers(); ++l) {
+        if (loads_.layer_class(g, l) == l) f(l, m);
+      }
+    }
+  }
+  const ShareRow& attention_row(i32 g, i32 l, i32 m) const {
+    return share_row(plan_.groups[idx(g)].layers[idx(l)].attention, m);
+  }
+
+  /// f(devices) of every team, attention parts that are alike once.
+  template <class F>
+  void for_teams(const F& f) const {
+    std::vector<DeviceId> team;
+    for (i32 g = 0; g < p_.num_groups(); ++g) {
+      for_parts(g, [&](i32 l, i32 m) {
+        const ShareRow& row = attention_row(g, l, m);
+        for (std::size_t i = 0; has_teams(row) && i < row.size(); ++i) {
+          team.push_back(row[i].device);
+          if (i + 1 < row.size() && row[i + 1].team == row[i].team) continue;
+          f(team);
+          team.clear();
+        }
+      });
+    }
+  }
+
+  void add_group(i32 g, bool apart) {
     for (const DeviceId device : plan_.groups[idx(g)].devices) {
       const Device& d = cluster_.devices[idx(device)];
       add(device, fold_.group[idx(g)], d.type, std::bit_cast<i64>(d.speed),
@@ -170,10 +215,12 @@ class Finder {
     // Layers and microbatches that are alike tell the same.
     for (i32 m = 0; m < p_.num_microbatches(g); ++m) {
       if (loads_.microbatch_class(g, m) != m) continue;
-      for (i32 l = -1; l <= p_.num_layers(); ++l) {
-        if (l < 0 || l == p_.num_layers() || loads_.layer_class(g, l) == l) add_shares(g, l, m);
-      }
+      for (const i32 l : {-1, p_.num_layers()}) add_shares(g, l, m);
     }
+    for_parts(g, [&](i32 l, i32 m) {
+      add_shares(g, l, m);
+      add_heads(g, l, m, apart);
+    });
     for (i32 l = 0; l < p_.num_layers(); ++l) {
       if (p_.is_moe(l) && loads_.layer_class(g, l) == l) add_experts(g, l);
     }
@@ -182,6 +229,18 @@ class Finder {
   void add_shares(i32 g, i32 stage, i32 m) {
     for (const TokenRange range : p_.ranges(g, stage, m))
       add(range.device, kShareTrait, stage, m, range.tokens());
+  }
+
+  /// What a member of a team sends and computes follows from the tokens and heads of all of them.
+  void add_heads(i32 g, i32 l, i32 m, bool apart) {
+    i64 first = 0;
+    for (const Share& share : attention_row(g, l, m)) {
+      if (share.team < 0) return;
+      const HeadRange heads{first % model_.num_heads, share.heads};
+      const i64 shared = key_value_heads(heads, model_.num_heads, model_.num_kv_heads).count;
+      add(share.device, kTeamTrait, l, m, share.sequences, share.heads, shared, apart ? share.team : 0);
+      first += share.heads;
+    }
   }
 
   void add_experts(i32 g, i32 l) {
@@ -270,6 +329,20 @@ class Finder {
     return has == 0 || has == static_cast<std::ptrdiff_t>(held.size());
   }
 
+  /// The first devices of the classes in a team are in one team together.
+  bool teams_agree() const {
+    const std::vector<DeviceId> first = first_of_classes();
+    bool agree = true;
+    for_teams([&](const std::vector<DeviceId>& team) {
+      const auto is_there = [&](DeviceId d) {
+        return std::find(team.begin(), team.end(), first[idx(class_of_[idx(d)])]) != team.end();
+      };
+      const auto has = std::count_if(team.begin(), team.end(), is_there);
+      agree = agree && (has == 0 || has == std::ssize(team));
+    });
+    return agree;
+  }
+
   /// [class] the first of its devices, group by group.
   std::vector<DeviceId> first_of_classes() const {
     std::vector<DeviceId> first(size_.size(), -1);
@@ -312,6 +385,7 @@ class Finder {
 
   const Placement& p_;
   const Plan& plan_;
+  const ModelConfig& model_;
   const Cluster& cluster_;
   LoadTable& loads_;
   Fold fold_;
@@ -346,9 +420,9 @@ i64 Fold::num_listed() const {
   return std::count(all.begin(), all.end(), true);
 }
 
-std::optional<Fold> find_fold(const Placement& placement, const Cluster& cluster, LoadTable& loads,
-                              FoldScope scope) {
-  return Finder(placement, cluster, loads).run(scope);
+std::optional<Fold> find_fold(const Placement& placement, const ModelConfig& model, const Cluster& cluster,
+                              LoadTable& loads, FoldScope scope) {
+  return Finder(placement, model, cluster, loads).run(scope);
 }
 
 std::vector<i32> folded_states(const Placement& placement, const Fold& fold, i32 state) {

@@ -221,8 +221,10 @@ class Pricer {
           all.push_back(op), all.back().group = static_cast<std::int16_t>(g);
         }
         break;
-      case Participants::kOneDevice:
       case Participants::kTeam:
+        add_teams(op, all);
+        break;
+      case Participants::kOneDevice:
       case Participants::kBalanceSet:
       case Participants::kStateHolders:
       case Participants::kWithHost:
@@ -230,6 +232,22 @@ class Pricer {
         break;
     }
     return all;
+  }
+
+  /// Those of teams whose members stand for those of the op's team.
+  void add_teams(const Op& op, std::vector<Op>& all) const {
+    const std::vector<DeviceId> own = participants(op, placement_);
+    for (std::size_t g = 0; g < fold_->group.size(); ++g) {
+      if (fold_->group[g] != op.group) continue;
+      Op other = op;
+      other.group = static_cast<std::int16_t>(g);
+      for (other.team = 0; other.team < placement_.num_teams(other.group, op.layer, op.microbatch);
+           ++other.team) {
+        const DeviceId first = fold_->device[idx(placement_.team_of(other).members.front().device)];
+        const bool same = other.group == op.group && other.team == op.team;
+        if (!same && std::binary_search(own.begin(), own.end(), first)) all.push_back(other);
+      }
+    }
   }
 
   TransferCost transfer_cost(const Op& op) {

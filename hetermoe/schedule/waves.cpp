@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "hetermoe/base/index.h"
+
 namespace hetermoe {
 namespace {
 
@@ -107,7 +109,13 @@ bool WaveRunner::is_of_team(const Wave& wave) const {
 
 void WaveRunner::team_transfer(OpKind kind, Phase phase, i32 layer, i32 m) {
   Op op = at(kind, phase, layer, m);
-  for (; ++op.team < p_.num_teams(group_, layer, m);) b_.transfer(op);
+  // Of hundreds of teams a folded step lists one.
+  const LayerPlacement& placed = p_.plan().groups[idx(group_)].layers[idx(layer)];
+  for (const Share& share : share_row(placed.attention, m)) {
+    if (share.team == op.team || !b_.lists(share.device)) continue;
+    op.team = static_cast<std::int16_t>(share.team);
+    b_.transfer(op);
+  }
 }
 
 void WaveRunner::team_project(const Wave& wave, i32 m) {

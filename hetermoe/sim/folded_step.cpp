@@ -57,9 +57,9 @@ std::optional<FoldedStep> make_folded_step_within(i64 max_visits, const Plan& pl
   FoldedStep step;
   step.placement = std::make_unique<Placement>(plan, model, options);
   LoadTable loads(*step.placement, routing);
-  // Groups that turn out not to share their ports evenly keep their own ops.
-  for (const FoldScope scope : {FoldScope::kGroups, FoldScope::kDevices}) {
-    std::optional<Fold> fold = find_fold(*step.placement, cluster, loads, scope);
+  // Groups and teams that turn out not to share their ports evenly keep their own ops.
+  for (const FoldScope scope : {FoldScope::kGroups, FoldScope::kTeams, FoldScope::kDevices}) {
+    std::optional<Fold> fold = find_fold(*step.placement, model, cluster, loads, scope);
     if (!fold) continue;
     if (expected_visits(*step.placement, *fold) > max_visits) return {};
     step.fold = std::move(*fold);

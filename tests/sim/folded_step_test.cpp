@@ -1,90 +1,12 @@
 #include <gtest/gtest.h>
 
-#include <map>
-
-#include "hetermoe/cost/roofline.h"
-#include "hetermoe/schedule/builder.h"
-#include "hetermoe/sim/folded_step.h"
-#include "tests/property/random_plans.h"
+#include "tests/sim/folded_cases.h"
 
 // A folded step must give every op the times that it has when all devices are listed.
 namespace hetermoe {
 namespace {
 
-using test::RandomCase, test::RandomPlans;
-
-/// What an op is to a device: equal for counterparts of different groups. An update is named by its place
-/// among the updates of its device.
-struct Role {
-  OpKind kind;
-  Phase phase;
-  i32 layer, place, chunk;  ///< place: microbatch
-  DeviceId device;
-  auto operator<=>(const Role&) const = default;
-};
-
-/// [role] the op. Reduces are left out: those of counterparts differ in their state.
-std::map<Role, OpId> ops_by_role(const Schedule& schedule) {
-  std::map<Role, OpId> ops;
-  std::map<DeviceId, i32> updates;
-  for (OpId id = 0; id < schedule.num_ops(); ++id) {
-    const Op& op = schedule.ops[static_cast<std::size_t>(id)];
-    if (op.kind == OpKind::kReduce) continue;
-    for (const LaneId lane : schedule.lanes_of(id)) {
-      const DeviceId device = device_of(lane);
-      const i32 place = op.kind == OpKind::kUpdate ? updates[device]++ : op.microbatch;
-      ops[{op.kind, op.phase, op.layer, place, op.chunk, device}] = id;
-    }
-  }
-  return ops;
-}
-
-struct Compared {
-  i64 num_devices = 0, num_listed = 0, num_groups_folded = 0;
-  Seconds step = 0;
-};
-
-/// Asserts that both give the same.
-Compared compare(const RandomCase& c, const CostModel& cost, const RoutingLoad& routing) {
-  const Schedule all = build_schedule(c.plan, c.model, c.options);
-  const Placement placement(c.plan, c.model, c.options);
-  Simulator simulator, folded_simulator;
-  const OpTimes& times = simulator.run(all, price(all, placement, c.model, c.cluster, cost, routing));
-  const FoldedStep folded = make_folded_step(c.plan, c.model, c.cluster, cost, routing, c.options);
-  const OpTimes& folded_times = folded_simulator.run(folded.schedule, folded.costs);
-  const Seconds tolerance = 1e-9 * times.step;
-  EXPECT_NEAR(folded_times.step, times.step, tolerance);
-  const Timeline timeline = listed_timeline(folded, folded_times, c.cluster);
-  EXPECT_EQ(timeline.spans.size(), folded.schedule.lanes.size());
-  EXPECT_LE(static_cast<i64>(timeline.devices.size()), folded.fold.num_listed());
-  EXPECT_EQ(timeline.spans.back().device + 1, static_cast<DeviceId>(timeline.devices.size()));
-  const std::map<Role, OpId> listed = ops_by_role(folded.schedule);
-  for (const auto& [role, id] : ops_by_role(all)) {
-    Role representative = role;
-    representative.device = folded.fold.device[static_cast<std::size_t>(role.device)];
-    const auto found = listed.find(representative);
-    if (found == listed.end()) {
-      ADD_FAILURE() << to_string(all.ops[static_cast<std::size_t>(id)]) << " has no counterpart";
-      break;
-    }
-    const auto a = static_cast<std::size_t>(id), b = static_cast<std::size_t>(found->second);
-    EXPECT_NEAR(folded_times.start[b], times.start[a], tolerance) << to_string(all.ops[a]);
-    EXPECT_NEAR(folded_times.end[b], times.end[a], tolerance) << to_string(all.ops[a]);
-    if (::testing::Test::HasFailure()) break;
-  }
-  std::vector<Seconds> busy(c.cluster.devices.size(), 0);
-  for (OpId op = 0; op < all.num_ops(); ++op) {
-    const auto i = static_cast<std::size_t>(op);
-    if (is_compute(all.ops[i].kind))
-      busy[static_cast<std::size_t>(device_of(all.lanes_of(op)[0]))] += times.end[i] - times.start[i];
-  }
-  const std::vector<Seconds> folded_busy = folded.busy_seconds(folded_times);
-  for (std::size_t d = 0; d < busy.size(); ++d) EXPECT_NEAR(folded_busy[d], busy[d], tolerance);
-  Compared out{c.cluster.num_devices(), folded.fold.num_listed(), 0, times.step};
-  for (std::size_t g = 0; g < folded.fold.group.size(); ++g)
-    out.num_groups_folded += folded.fold.group[g] != static_cast<i32>(g);
-  return out;
-}
+using test::RandomCase, test::RandomPlans, test::Compared, test::compare, test::hand_made;
 
 /// Plans in which devices of one type, and often whole groups, do the same.
 class SymmetricPlans {
@@ -116,6 +38,7 @@ class SymmetricPlans {
     plan.recompute = static_cast<Recompute>(number(0, 2));
     plan.row_dedup = chance(0.5);
     make_groups(c);
+    if (chance(0.4)) make_teams(c);
     c.options.backward = chance(0.9);
     return c;
   }
@@ -192,46 +115,46 @@ class SymmetricPlans {
     }
   }
 
+  /// Devices with attention share sequences, in teams of one to three; every group in the same way, and now
+  /// and then one layer in another.
+  void make_teams(RandomCase& c) {
+    c.model.num_heads = 12, c.model.num_kv_heads = chance(0.5) ? 12 : 4;
+    c.model.head_dim = 8;
+    const i64 size = number(1, 3), other = chance(0.2) ? number(1, 3) : size;
+    const bool even = chance(0.6);
+    const std::vector<i64> tokens = {number(0, 3), number(1, 3), number(1, 3)},
+                           heads = {number(1, 3), number(0, 3), number(1, 3)};
+    for (Group& group : c.plan.groups) {
+      std::vector<DeviceId> devices;
+      for (const Share& share : group.embed[0]) devices.push_back(share.device);
+      const auto row_of = [&](i64 of_team) {
+        ShareRow row;
+        for (std::size_t i = 0, t = 0; i < devices.size(); i += static_cast<std::size_t>(of_team), ++t) {
+          const std::size_t count = std::min(static_cast<std::size_t>(of_team), devices.size() - i);
+          const auto split = [&](i64 total, const std::vector<i64>& weights) {
+            std::vector<double> own(count, 1);
+            for (std::size_t k = 0; !even && k < count && count > 1; ++k)
+              own[k] = static_cast<double>(weights[k]);
+            return proportional_split(total, own);
+          };
+          const std::vector<i64> of_tokens = split(c.plan.seq_len, tokens), of_heads = split(12, heads);
+          for (std::size_t k = 0; k < count; ++k)
+            row.push_back({devices[i + k], 1, of_tokens[k], of_heads[k], static_cast<i32>(t)});
+        }
+        return row;
+      };
+      const i64 sequences = row_of(size).back().team + 1;
+      group.microbatches.assign(group.microbatches.size(), sequences);
+      group.embed = group.head = {row_of(size)};
+      for (LayerPlacement& layer : group.layers) layer.attention = group.embed;
+      if (row_of(other).back().team + 1 == sequences) group.layers[0].attention = {row_of(other)};
+    }
+  }
+
   std::mt19937 random_;
   i64 num_groups_ = 1;
   i64 of_type_[kTypes] = {};
 };
-
-/// Groups of the given devices; expert e of a layer belongs to devices[owner(e)].
-RandomCase hand_made(const std::vector<i32>& node_sizes, const std::vector<std::vector<DeviceId>>& groups,
-                     const std::vector<std::vector<std::size_t>>& owners, i64 sequences_each = 1) {
-  RandomCase c;
-  test::ModelShape shape;
-  shape.num_experts = static_cast<i64>(owners.size());
-  shape.top_k = 1;
-  shape.hidden = 64;
-  c.model = test::make_model(shape);
-  c.cluster = test::make_cluster(node_sizes);
-  c.plan.model = c.model.name;
-  c.plan.seq_len = 32;
-  c.plan.dtype.assign(c.cluster.devices.size(), Dtype::kFp16);
-  for (const std::vector<DeviceId>& devices : groups) {
-    Group group;
-    group.devices = devices;
-    ShareRow row;
-    for (const DeviceId d : devices) row.push_back({d, sequences_each});
-    group.microbatches = {sequences_each * static_cast<i64>(devices.size())};
-    group.embed = group.head = {row};
-    LayerPlacement layer{{row}, {}};
-    for (const std::vector<std::size_t>& of_expert : owners) {
-      layer.experts.emplace_back();
-      for (const std::size_t o : of_expert)
-        layer.experts.back().push_back({devices[o], 1.0 / static_cast<double>(of_expert.size())});
-    }
-    group.layers.assign(static_cast<std::size_t>(c.model.num_layers), layer);
-    c.plan.groups.push_back(std::move(group));
-  }
-  return c;
-}
-
-Compared compare(const RandomCase& c) {
-  return compare(c, RooflineCost(c.model, c.cluster, c.plan), ExpectedRouting(c.model));
-}
 
 TEST(FoldedStep, ListsOneOfManyEqualDevices) {
   const Compared compared =
@@ -345,7 +268,7 @@ TEST(FoldedStep, ReplicasInARingAreNotFolded) {
 }
 
 TEST(FoldedStep, GivesTheTimesOfTheFullSchedule) {
-  i64 num_folded = 0, num_with_groups = 0, num_not = 0;
+  i64 num_folded = 0, num_with_groups = 0, num_not = 0, num_teams = 0, num_teams_folded = 0;
   for (unsigned seed = 1; seed <= 400; ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
     SymmetricPlans random(seed);
@@ -360,10 +283,14 @@ TEST(FoldedStep, GivesTheTimesOfTheFullSchedule) {
     num_folded += compared.num_listed < compared.num_devices;
     num_with_groups += compared.num_groups_folded > 0;
     num_not += compared.num_listed == compared.num_devices;
+    num_teams += has_teams(c.plan) ? 1 : 0;
+    num_teams_folded += has_teams(c.plan) && compared.num_listed < compared.num_devices ? 1 : 0;
   }
   EXPECT_GT(num_folded, 200);
   EXPECT_GT(num_with_groups, 50);
   EXPECT_GT(num_not, 10);
+  EXPECT_GT(num_teams, 100);
+  EXPECT_GT(num_teams_folded, 50);
 }
 
 TEST(FoldedStep, GivesTheTimesOfTheFullScheduleForPlansOfEveryKind) {
