@@ -196,11 +196,31 @@ class Pricer {
     const auto [entry, fresh] =
         numbers_.try_emplace(key_of(op, op.device), static_cast<i32>(transfers_.size()));
     if (!fresh) return entry->second;
+    const std::vector<Op> members = folded_into(op);
+    if (row_of(op.kind).participants == Participants::kStateDevices) {
+      const auto [alike, first] = of_states_.try_emplace(traits_of_states(members), entry->second);
+      if (!first) return entry->second = alike->second;
+    }
     Transfers transfers;
-    for (const Op& member : folded_into(op)) transfers.costs.push_back(transfer_cost(member));
+    for (const Op& member : members) transfers.costs.push_back(transfer_cost(member));
     transfers.latency = transfers.costs.front().latency;
     transfers_.push_back(std::move(transfers));
     return entry->second;
+  }
+
+  /// Of transfers of states, what their price follows from: as many numbers on the same devices, as those of
+  /// most layers have.
+  std::vector<i64> traits_of_states(const std::vector<Op>& members) {
+    const Op& op = members.front();
+    std::vector<i64> traits = {static_cast<i64>(op.kind), static_cast<i64>(op.phase),
+                               std::bit_cast<i64>(work_.trained_params(op.state))};
+    for (const Op& member : members) {
+      const State& state = placement_.states()[idx(member.state)];
+      for (const std::vector<PlaceId>* places : {&state.devices, &state.reducers()})
+        traits.push_back(
+            numbers_of_places_.try_emplace(*places, std::ssize(numbers_of_places_)).first->second);
+    }
+    return traits;
   }
 
   /// The listed transfer and those that it stands for.
@@ -267,6 +287,8 @@ class Pricer {
   std::vector<i32> transfer_of_;          // [op] index into transfers_, -1 for compute ops
   std::unordered_map<CostKey, Seconds, CostKeyHash> compute_;
   std::unordered_map<CostKey, i32, CostKeyHash> numbers_;
+  std::map<std::vector<i64>, i32> of_states_;  // by traits_of_states()
+  std::map<std::vector<PlaceId>, i64> numbers_of_places_;
   std::vector<Transfers> transfers_;
 };
 

@@ -1,3 +1,5 @@
+#include <map>
+
 #include "hetermoe/base/index.h"
 #include "hetermoe/model/op_cost.h"
 #include "hetermoe/ops/buffer_sizes.h"
@@ -134,23 +136,39 @@ Bytes wire_element(const Plan& plan, const Op& op) {
   return bytes_of(op.phase == Phase::kBackward ? plan.wire_backward : plan.wire_forward);
 }
 
-/// The tokens of one device and the heads of another meet in both directions.
+/// Tokens of the members of a team, and numbers that a token sends for the heads of these.
+struct Sums {
+  i64 tokens = 0, width = 0;
+};
+
+/// The tokens of one device and the heads of another meet in both directions. Sums per node replace the
+/// pairs, so that a team of a hundred devices costs a hundred steps.
 template <WidthOf kWidth, bool kToHeads>
 std::vector<PortBytes> bytes_of_op(const WorkModel& model, const Op& op,
                                    std::span<const PlaceId> participants, const ExchangeLoad*) {
-  std::vector<PortBytes> bytes(participants.size());
   const Bytes element = wire_element(model.placement().plan(), op);
-  const bool from_tokens = kToHeads != (op.phase == Phase::kBackward);
   const Team team = model.placement().team_of(op);
-  for (const TeamMember& by_tokens : team.members) {
-    for (const TeamMember& by_heads : team.members) {
-      const Bytes amount = real(by_tokens.tokens * kWidth(model.model(), by_heads.heads)) * element;
-      if (amount == 0) continue;
-      const DeviceId from = from_tokens ? by_tokens.device : by_heads.device;
-      model.add(bytes, participants, from, from_tokens ? by_heads.device : by_tokens.device, amount);
-    }
+  Sums all;
+  std::map<std::size_t, Sums> of_node;
+  const auto sums_of = [&](const TeamMember& member) {
+    return Sums{member.tokens, kWidth(model.model(), member.heads)};
+  };
+  for (const TeamMember& member : team.members) {
+    const Sums own = sums_of(member);
+    for (Sums* sums : {&all, &of_node[model.node_of(member.device)]})
+      sums->tokens += own.tokens, sums->width += own.width;
   }
-  return bytes;
+  std::vector<PortBytes> bytes(participants.size());
+  for (const TeamMember& member : team.members) {
+    const Sums own = sums_of(member), near = of_node[model.node_of(member.device)];
+    PortBytes& mine = bytes[position(participants, member.device)];
+    mine.local_out = real(own.tokens * (near.width - own.width)) * element;
+    mine.local_in = real((near.tokens - own.tokens) * own.width) * element;
+    mine.net_out = real(own.tokens * (all.width - near.width)) * element;
+    mine.net_in = real((all.tokens - near.tokens) * own.width) * element;
+  }
+  const bool from_tokens = kToHeads != (op.phase == Phase::kBackward);
+  return from_tokens ? bytes : reversed(std::move(bytes));
 }
 
 /// What is sent and what came, where it is not the buffer itself.

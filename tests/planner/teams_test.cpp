@@ -108,6 +108,16 @@ TEST(TeamPlans, KeepAllDevicesBusyWithOneSequence) {
   EXPECT_NE(says, result.explanation.end());
 }
 
+/// Groups of one team in each stage wait for nobody else: of all that wait for their pipelines equally long
+/// the fastest are tried, however many devices there are.
+TEST(TeamPlans, OfManyDevicesAreTriedInEveryNumberOfGroups) {
+  PlanRequest request = long_request(testing::nodes_of_eight({{"H100", 512}}), 8);
+  request.model = load_model("deepseek-v2-lite");
+  const PlanResult result = find_plan(request);
+  ASSERT_TRUE(result.feasible()) << result.infeasible;
+  EXPECT_NE(result.best().name.find("8 groups, teams of"), std::string::npos) << result.best().name;
+}
+
 /// Where there are sequences enough and they are short, nothing changes.
 TEST(TeamPlans, AreNotLookedAtWhereSequencesAreManyAndShort) {
   PlanRequest request = long_request(testing::nodes_of_eight({{"H100", 8}}), 64);

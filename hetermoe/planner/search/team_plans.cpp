@@ -14,7 +14,8 @@ namespace {
 
 constexpr i64 kMostStages = 64, kMostGroups = 64;
 constexpr i64 kTried = 1536,
-              kLeastTried = 4;         ///< plans that have room, times devices; at least so many plans
+              kLeastTried = 4;         ///< plans that have room, times devices; at least so many plans, and
+constexpr double kFarther = 1.2;       ///< all whose ratio is at most so many times that of the first of them
 constexpr double kBetweenNodes = 1.3;  ///< how much longer a step is expected to take whose teams span nodes
 constexpr double kLongSequence = 0.1;  ///< inputs of all layers of one sequence over the memory of a device
 
@@ -164,15 +165,15 @@ void evaluate_teams(Evaluator& evaluator) {
   const Rates& rates = evaluator.rates();
   if (!evaluator.empty() && !may_need_teams(rates)) return;
   const i64 budget = evaluator.budget();
-  // Equal devices of such plans are simulated one by one.
   const i64 most = std::max<i64>(kLeastTried, kTried / rates.request().cluster.num_devices());
   i64 tried = 0;
+  double least = 0;  // ratio of the first plan that has room
   for (const TeamShape& shape : rank_teams(evaluator)) {
     const i64 spent = budget - evaluator.budget();
-    if (spent > (evaluator.empty() ? evaluator.whole_budget() : evaluator.whole_budget() / 2) ||
-        tried == most)
-      break;
-    tried += evaluator.evaluate_at_any_cost(make_team_plan(rates.request(), shape)) >= 0 ? 1 : 0;
+    if (spent > (evaluator.empty() ? evaluator.whole_budget() : evaluator.whole_budget() / 2)) break;
+    if (tried >= most && shape.ratio > kFarther * least) break;
+    if (evaluator.evaluate_at_any_cost(make_team_plan(rates.request(), shape)) < 0) continue;
+    if (tried++ == 0) least = shape.ratio;
   }
   evaluator.add_budget(budget - evaluator.budget());
 }
