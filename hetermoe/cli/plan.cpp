@@ -193,10 +193,11 @@ void print_next(const PlanArguments& options, const PlanRequest& request, const 
     std::cout << fmt::format("\nplan: {}\n", options.output);
   else
     std::cout << "\nwith -o plan.json the plan is written; then\n";
-  std::cout << fmt::format("simulate: hetermoe simulate {}\n", common);
+  const std::string trained = flags_of(options.train);
+  std::cout << fmt::format("simulate: hetermoe simulate {}{}\n", common, trained);
   if (!request.model.unsupported.empty()) return;
   std::cout << fmt::format("train: hetermoe train {} --train.seq_len {} --train.sequences {}{}\n", common,
-                           request.seq_len, total_sequences(plan), flags_of(options.train));
+                           request.seq_len, total_sequences(plan), trained);
 }
 
 int plan(const PlanArguments& options) {

@@ -165,7 +165,10 @@ class GroupMemory {
     const double replicas = replicas_.attention[l], count = real(counts_.attention_part[l]);
     const StateBytes each = trained_.of(use.state, UnitPart::kAttention, static_cast<i64>(l));
     if (home.weights == Residence::kHost) {
-      use.attention_visits.add(count * each.weights_and_gradients());
+      const Housed housed = trained_.housed(use.state, UnitPart::kAttention, static_cast<i64>(l));
+      use.attention_visits.add(count * housed.visits.weights_and_gradients());
+      use.sum += count * housed.stays.total(parts(replicas));
+      use.reduces(count, replicas, housed.stays);
     } else if (Use::is_gathered(home, parts(replicas))) {
       use.sum += count * each.total() / replicas;
       use.gathered =
@@ -174,6 +177,10 @@ class GroupMemory {
       use.add(count, parts(replicas), home, each);
       use.reduces(count, replicas, each);
     }
+  }
+
+  Housed housed_experts(const Use& use, std::size_t layer) const {
+    return trained_.housed(use.state, UnitPart::kExperts, static_cast<i64>(layer));
   }
 
   /// Experts of each owner of a layer.
@@ -196,8 +203,11 @@ class GroupMemory {
       const double replicas = replicas_.experts[layer][e];
       for (const ExpertOwner& owner : experts[e]) {
         Use& use = use_[idx(owner.device)];
-        const StateBytes each = trained_.of(use.state, UnitPart::kExperts, static_cast<i64>(layer));
-        if (!visits) use.add(real(counts_.expert), parts(replicas), home, each);
+        if (visits)
+          use.sum += real(counts_.expert) * housed_experts(use, layer).stays.total(parts(replicas));
+        else
+          use.add(real(counts_.expert), parts(replicas), home,
+                  trained_.of(use.state, UnitPart::kExperts, static_cast<i64>(layer)));
         if (replicas > 1) use.summed += 1, use.holders = replicas;
         share_[idx(owner.device)] += owner.share;
         owned_[idx(owner.device)] += 1;
@@ -212,9 +222,10 @@ class GroupMemory {
     double share = std::exchange(share_[idx(device)], 0);
     const double owned = std::exchange(owned_[idx(device)], 0), summed = std::exchange(use.summed, 0);
     const StateBytes each = trained_.of(use.state, UnitPart::kExperts, static_cast<i64>(layer));
+    const Housed housed = housed_experts(use, layer);
     if (visits && owned > 0)
-      use.experts_visits.add(owned * real(counts_.expert) * each.weights_and_gradients());
-    if (!visits && summed > 0) use.reduces(summed * real(counts_.expert), use.holders, each);
+      use.experts_visits.add(owned * real(counts_.expert) * housed.visits.weights_and_gradients());
+    if (summed > 0) use.reduces(summed * real(counts_.expert), use.holders, visits ? housed.stays : each);
     if (share <= 0) return;
     // Whoever computes a microbatch then computes all of its experts.
     if (group_.layers[layer].experts_at == ExpertsAt::kSources) share = real(model_.num_experts);
@@ -423,23 +434,6 @@ std::vector<Bytes> estimate_memory(const Plan& plan, const ModelConfig& model, c
   for (const Group& group : plan.groups)
     GroupMemory(plan, group, model, replicas, trained, margin).add_to(memory);
   return memory;
-}
-
-Bytes usable_memory(const DeviceType& type) {
-  return kUsableMemory * std::max(0.0, type.memory_bytes() - kReservedMemory);
-}
-
-std::string overfilled_device(const std::vector<Bytes>& memory, const Cluster& cluster) {
-  DeviceId worst = -1;
-  double excess = 1;
-  for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
-    const double filled = memory[idx(d)] / usable_memory(cluster.type_of(d));
-    if (filled > excess) worst = d, excess = filled;
-  }
-  if (worst < 0) return "";
-  return fmt::format("device {} ({:.0f} GiB, {:.1f} usable) needs {:.1f} GiB", cluster.device_name(worst),
-                     cluster.type_of(worst).memory_gib, usable_memory(cluster.type_of(worst)) / kGiB,
-                     memory[idx(worst)] / kGiB);
 }
 
 }  // namespace hetermoe

@@ -76,15 +76,31 @@ TrainedShares::TrainedShares(const Trained& trained, const ModelConfig& model) {
   if (last_experts != nullptr) mean_[number(UnitPart::kExperts)] = experts;
 }
 
-StateBytes TrainedShares::of(const StateBytes& each, UnitPart part, i64 layer) const {
-  if (all()) return each;
-  if (part == UnitPart::kEmbed || part == UnitPart::kHead) return mean(each, part);
+const TrainedShare& TrainedShares::share(UnitPart part, i64 layer) const {
+  if (all() || part == UnitPart::kEmbed || part == UnitPart::kHead) return mean(part);
   const auto& [attention, experts] = layers_[idx(layer)];
-  return scaled(each, part == UnitPart::kAttention ? attention : experts);
+  return part == UnitPart::kAttention ? attention : experts;
+}
+
+StateBytes TrainedShares::of(const StateBytes& each, UnitPart part, i64 layer) const {
+  return scaled(each, share(part, layer));
 }
 
 StateBytes TrainedShares::mean(const StateBytes& each, UnitPart part) const {
-  return all() ? each : scaled(each, mean(part));
+  return scaled(each, mean(part));
+}
+
+Housed TrainedShares::housed(const StateBytes& each, const TrainedShare& share) const {
+  if (!adapts_) return {.visits = scaled(each, share), .stays = {}};
+  return {.visits = {.weights = each.weights}, .stays = scaled(each, {share.held - 1, share.trained, 0})};
+}
+
+Housed TrainedShares::housed(const StateBytes& each, UnitPart part, i64 layer) const {
+  return housed(each, share(part, layer));
+}
+
+Housed TrainedShares::mean_housed(const StateBytes& each, UnitPart part) const {
+  return housed(each, mean(part));
 }
 
 }  // namespace hetermoe

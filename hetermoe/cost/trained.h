@@ -27,6 +27,11 @@ struct TrainedShare {
   double frozen = 0;   ///< whose products with gradients are not computed, see ComputeWork::frozen
 };
 
+/// Of a part whose weights live on hosts: what lies there and visits devices, and what stays on these.
+struct Housed {
+  StateBytes visits, stays;
+};
+
 /// The same by parts of the model.
 class TrainedShares {
  public:
@@ -41,9 +46,15 @@ class TrainedShares {
   StateBytes of(const StateBytes& each, UnitPart part, i64 layer) const;
   /// Mean over layers.
   StateBytes mean(const StateBytes& each, UnitPart part) const;
+  /// Likewise where the weights live on hosts: with adapters these stay on the devices.
+  Housed housed(const StateBytes& each, UnitPart part, i64 layer) const;
+  Housed mean_housed(const StateBytes& each, UnitPart part) const;
   const TrainedShare& mean(UnitPart part) const { return mean_[static_cast<std::size_t>(part)]; }
 
  private:
+  const TrainedShare& share(UnitPart part, i64 layer) const;
+  Housed housed(const StateBytes& each, const TrainedShare& share) const;
+
   std::array<TrainedShare, 4> mean_ = {};                      // [part]
   std::vector<std::pair<TrainedShare, TrainedShare>> layers_;  // [layer] attention, experts
   bool even_ = true, adapts_ = false;

@@ -20,7 +20,8 @@ Released DeviceRuntime::take(const BufferKey& key) {
   ParameterStore& store = context_.state.store();
   if (key.buffer() == Buffer::kWeights) return hold(store.dismiss(key.state()));
   const bool is_device = device() < context_.p.num_devices();
-  if (key.buffer() == Buffer::kGrad && is_device && context_.schedule.states[idx(key.state())].transient())
+  const auto leaves = [](const State& state) { return state.transient() && !state.adapters_stay(); };
+  if (key.buffer() == Buffer::kGrad && is_device && leaves(context_.schedule.states[idx(key.state())]))
     return hold(store.take_grads(key.state()));
   return slots().take(key);
 }

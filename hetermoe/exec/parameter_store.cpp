@@ -7,12 +7,8 @@
 namespace hetermoe {
 namespace {
 
-bool is_home(const State& state, PlaceId place) {
-  return std::binary_search(state.homes.begin(), state.homes.end(), place);
-}
-
 bool places_on(const State& state, PlaceId place) {
-  return std::binary_search(state.devices.begin(), state.devices.end(), place) || is_home(state, place);
+  return std::binary_search(state.devices.begin(), state.devices.end(), place) || state.has_home(place);
 }
 
 /// Experts lie on a shelf slot by slot; every other state is one unit.
@@ -78,102 +74,21 @@ ParameterStore::Key ParameterStore::key_of(const State& state) const {
 }
 
 bool ParameterStore::visits_here(const State& state) const {
-  return state.gathered() || (state.visits() && !is_home(state, device_));
+  return state.gathered() || (state.visits() && !state.has_home(device_));
 }
 
 bool ParameterStore::updates_here(const State& state) const {
-  return state.trainable && (state.homes.empty() || is_home(state, device_));
+  return state.trainable && std::binary_search(state.updaters().begin(), state.updaters().end(), device_);
+}
+
+/// Of what this place has of a state: a host has the matrices whose adapters stay on devices.
+DeviceId ParameterStore::speaker_of(const State& state) const {
+  return state.has_home(device_) ? state.homes.front() : state.updaters().front();
 }
 
 at::Tensor ParameterStore::buffer_of(i32 state) {
   const Shelf& shelf = shelves_.at(key_of(of_state(state).state));
   return shelf.group ? shelf.group->buffer : at::Tensor();
-}
-
-ParameterStore::Shelf ParameterStore::make_shelf(const std::vector<State>& states) const {
-  Shelf shelf;
-  if (states.empty()) return shelf;
-  shelf.visits = visits_here(states.front());
-  shelf.gathered = states.front().gathered();
-  if (states.front().part == UnitPart::kExperts) {
-    add_slab(shelf, states);
-  } else {
-    add_group(shelf, states.front());
-  }
-  for (StateTensors& state : shelf.states) {
-    if (state.state.sharded || state.state.gathered()) {
-      const std::vector<DeviceId>& holders = state.state.devices;
-      state.part = position(holders, device_);
-      state.parts = holders.size();
-    }
-    if (shelf.gathered) {
-      state.kept = zeros_like_parts(state, state.values);
-      state.taken = zeros_like_parts(state, state.grads);
-    }
-    if (updates_here(state.state)) state.moments = moments_of(state);
-  }
-  return shelf;
-}
-
-std::vector<at::Tensor> ParameterStore::zeros_like_parts(const StateTensors& state,
-                                                         const std::vector<at::Tensor>& tensors) const {
-  std::vector<at::Tensor> zeros;
-  for (const at::Tensor& part : parts_of(tensors, state.part, state.parts))
-    zeros.push_back(at::zeros(part.sizes(), options_.values.dtype(part.scalar_type())));
-  return zeros;
-}
-
-void ParameterStore::add_group(Shelf& shelf, const State& state) const {
-  StorageOptions options = options_;
-  options.trainable = state.trainable && options.lora == nullptr;
-  if (!state.trainable) options.lora = nullptr;
-  if (shelf.visits) options.values = options.values.device(at::kMeta);
-  shelf.group = state.part == UnitPart::kEmbed  ? make_embed_state(model_, options)
-                : state.part == UnitPart::kHead ? make_head_state(model_, options)
-                                                : make_attention_state(model_, state.layer, options);
-  if (shelf.group->buffer.defined() && shelf.visits) {
-    const at::Tensor& shape = shelf.group->buffer;
-    shelf.group->buffer = at::zeros(shape.sizes(), options_.values.dtype(shape.scalar_type()));
-  }
-  const StateGroup& group = *shelf.group;
-  if (group.adapters.empty())
-    shelf.states.push_back({.state = state, .values = group.values, .grads = group.grads});
-  else
-    shelf.states.push_back(
-        {.state = state, .values = values_of(group.adapters), .grads = grads_of(group.adapters)});
-}
-
-/// The slots are ordered by state, so that each state is a contiguous part of the slab. Those of frozen
-/// states are the last ones.
-void ParameterStore::add_slab(Shelf& shelf, const std::vector<State>& states) const {
-  std::vector<State> ordered = states;
-  std::stable_partition(ordered.begin(), ordered.end(), [](const State& state) { return state.trainable; });
-  std::vector<ExpertId> experts;
-  i64 num_trainable = 0;
-  for (const State& state : ordered) {
-    experts.insert(experts.end(), state.experts.begin(), state.experts.end());
-    if (state.trainable) num_trainable += static_cast<i64>(state.experts.size());
-  }
-  StorageOptions options = options_;
-  if (num_trainable == 0) options.lora = nullptr;
-  if (shelf.visits) options.values = options.values.device(at::kMeta);
-  shelf.slab = make_expert_slab(model_, ordered[0].layer, experts, options, num_trainable);
-  const ExpertSlab& slab = *shelf.slab;
-  i64 begin = 0;
-  for (const State& state : ordered) {
-    const auto count = static_cast<i64>(state.experts.size());
-    const auto part = [&](const at::Tensor& storage) { return storage.narrow(0, begin, count); };
-    StateTensors tensors{.state = state};
-    if (slab.adapters.empty()) {
-      tensors.values = {part(slab.gate_up), part(slab.down)};
-      if (state.trainable) tensors.grads = {part(slab.gate_up_grad), part(slab.down_grad)};
-    } else {
-      for (const at::Tensor& value : values_of(slab.adapters)) tensors.values.push_back(part(value));
-      for (const at::Tensor& grad : grads_of(slab.adapters)) tensors.grads.push_back(part(grad));
-    }
-    shelf.states.push_back(std::move(tensors));
-    begin += count;
-  }
 }
 
 std::vector<Unit> ParameterStore::units_of(const StateTensors& state) const {
@@ -263,6 +178,7 @@ UnitTensors ParameterStore::tensors_in(const Shelves& shelves, const Unit& unit)
   const auto whole = [&](const std::vector<at::Tensor>& storages) {
     return sharded ? std::vector<NamedTensor>() : list(storages);
   };
+  const double scale = shelf->adapted() ? options_.lora->scale() : 0;
   // Where a host updates, its gradient counts: the update may scale it in place.
   const bool updates = updates_here(state.state);
   const std::vector<NamedTensor> values = list(state.values),
@@ -275,7 +191,7 @@ UnitTensors ParameterStore::tensors_in(const Shelves& shelves, const Unit& unit)
   };
   UnitTensors out{.unit = unit,
                   .trainable = state.state.trainable,
-                  .home = state.state.updaters().front(),
+                  .home = speaker_of(state.state),
                   .copies = state.state.devices,
                   .updates = state.moments.step,
                   .tensors = {}};
@@ -289,11 +205,12 @@ UnitTensors ParameterStore::tensors_in(const Shelves& shelves, const Unit& unit)
                            .exp_avg_sq = entry(exp_avg_sq, i),
                            .master = entry(master, i),
                            .published = entry(published, i),
-                           .first_owner = home});
+                           .first_owner = home,
+                           .lora_scale = scale});
     if (sharded) add_own_part(state, out.tensors.back());
   }
   if (shelf->adapted()) add_matrices(*shelf, out);
-  if (shelf->group && shelf->group->buffer.defined()) {
+  if (shelf->group && shelf->keeps_weights() && shelf->group->buffer.defined()) {
     out.tensors.push_back({.name = shelf->group->buffer_name,
                            .value = shelf->group->buffer,
                            .shape = shelf->group->buffer.sizes().vec(),
@@ -322,7 +239,7 @@ i64 ParameterStore::bytes() const {
   for (const auto& [key, shelf] : shelves_) {
     if (shelf.group && shelf.group->buffer.defined()) sum += bytes_of({shelf.group->buffer});
     if (!shelf.keeps_units()) continue;
-    if (shelf.adapted()) sum += bytes_of(shelf.matrices());
+    if (shelf.adapted() && shelf.keeps_weights()) sum += bytes_of(shelf.matrices());
     for (const StateTensors& state : shelf.states) {
       const AdamwState& moments = state.moments;
       if (!shelf.gathered) sum += bytes_of(state.values) + bytes_of(state.grads);
@@ -338,7 +255,7 @@ void ParameterStore::zero_grads() {
   for (auto& [index, state] : by_state_) {
     if (state->state.gathered()) all.insert(all.end(), state->taken.begin(), state->taken.end());
     // Gradients that are taken leave zeros; the step before may still add to them.
-    if (visits_here(state->state) || !state->taken.empty()) continue;
+    if ((visits_here(state->state) && !state->state.adapters_stay()) || !state->taken.empty()) continue;
     all.insert(all.end(), state->grads.begin(), state->grads.end());
   }
   if (!all.empty()) clear(all);

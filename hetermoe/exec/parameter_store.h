@@ -32,9 +32,7 @@ struct LogicalTensor {
   bool sharded = false;
   bool gathered = false;     ///< the value does, too
   bool first_owner = false;  ///< this device is the home of the unit
-  /// Of a matrix with adapters: these (values, or masters where there are some), and the factor on B A.
-  at::Tensor lora_a = {}, lora_b = {};
-  double lora_scale = 0;
+  double lora_scale = 0;     ///< of an adapter: the factor on B A
 };
 
 /// Copies the part of a gradient, moment, master or value that a device keeps of a sharded tensor to its
@@ -52,7 +50,7 @@ at::Tensor joined(const std::vector<LogicalTensor>& pieces, at::Tensor LogicalTe
 struct UnitTensors {
   Unit unit = {};
   bool trainable = true;
-  DeviceId home = 0;                  ///< the device that speaks for all copies: the first of them
+  DeviceId home = 0;  ///< the place that speaks for all copies of what is here: the first of them
   std::vector<DeviceId> copies = {};  ///< devices that hold the unit, ascending
   i64 updates = 0;                    ///< optimizer updates done
   std::vector<LogicalTensor> tensors = {};
@@ -66,11 +64,16 @@ struct StateTensors {
   /// On a host that updates a step late: the values that devices fetch, and the summed gradients from the end
   /// of a step to its update. Of gathered weights on a device the sums of its parts. Else empty.
   std::vector<at::Tensor> published = {}, taken = {};
+  /// Of a state whose adapters stay here (State::adapters_stay): what visits in place of `values`.
+  std::vector<at::Tensor> matrices = {};
   AdamwState moments = {};          ///< of own_values(); empty when frozen, and where another place updates
   std::size_t part = 0, parts = 1;  ///< of a sharded state: which one is own
 
   /// The gradients of the whole step, where norm and update find them.
   const std::vector<at::Tensor>& summed() const { return taken.empty() ? grads : taken; }
+  /// What comes from the host of a state that visits.
+  std::vector<at::Tensor>& visitors() { return matrices.empty() ? values : matrices; }
+  const std::vector<at::Tensor>& visitors() const { return matrices.empty() ? values : matrices; }
   void publish();
   /// Leaves zeros in `grads`.
   void take_grads();
@@ -115,8 +118,8 @@ class ParameterStore {
   bool has(UnitPart part, i32 layer) const { return shelves_.count({layer, part}) > 0; }
   void zero_grads();
 
-  // ---- Visits (State::transient, on a device): of weights from a host no unit is here, of gathered weights
-  // a part of each. In the order of the schedule; different states at the same time. ----
+  // ---- Visits (State::transient, on a device): of weights from a host no unit is here but for its adapters,
+  // of gathered weights a part of each. In the order of the schedule; different states at the same time. ----
   /// Copies the values of a state, and its buffer after them, to where ops find them.
   void admit(i32 state, const std::vector<at::Tensor>& values);
   /// Makes room there, of any contents.
@@ -161,7 +164,9 @@ class ParameterStore {
     bool visits = false;    // weights and gradients come and go
     bool gathered = false;  // of these a part stays
 
-    bool keeps_units() const { return !visits || gathered; }
+    /// All of them, a part of each, or their adapters.
+    bool keeps_units() const { return keeps_weights() || adapted(); }
+    bool keeps_weights() const { return !visits || gathered; }
     /// Their values are those of states, in place of the matrices.
     const std::vector<Adapter>& adapters() const { return group ? group->adapters : slab->adapters; }
     bool adapted() const { return (group || slab) && !adapters().empty(); }
@@ -189,6 +194,8 @@ class ParameterStore {
                                  const std::vector<at::Tensor>& storages, const Unit& unit) const;
   UnitTensors tensors_in(const Shelves& shelves, const Unit& unit) const;
   void add_matrices(const Shelf& shelf, UnitTensors& out) const;
+  void make_room_for(std::vector<Adapter>& adapters) const;
+  DeviceId speaker_of(const State& state) const;
 
   DeviceId device_;
   const ModelConfig& model_;

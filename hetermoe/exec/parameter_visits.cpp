@@ -48,10 +48,11 @@ void ParameterStore::make_room(i32 index) {
       shelf.slab->down = room_for(shelf.slab->down, options_.values);
     }
     const auto [first, count] = slots_of(shelf, state);
-    state.values = {shelf.slab->gate_up.narrow(0, first, count), shelf.slab->down.narrow(0, first, count)};
+    state.visitors() = {shelf.slab->gate_up.narrow(0, first, count),
+                        shelf.slab->down.narrow(0, first, count)};
   } else {
-    for (at::Tensor& value : state.values) value = room_for(value, options_.values);
-    shelf.group->values = state.values;
+    for (at::Tensor& value : state.visitors()) value = room_for(value, options_.values);
+    shelf.group->values = state.visitors();
   }
 }
 
@@ -60,16 +61,17 @@ void ParameterStore::admit(i32 index, const std::vector<at::Tensor>& values) {
   StateTensors& state = of_state(index);
   Shelf& shelf = shelves_.at(key_of(state.state));
   if (shelf.group && shelf.group->buffer.defined()) shelf.group->buffer.copy_(values.back());
-  for (std::size_t i = 0; i < state.values.size(); ++i) state.values[i].copy_(values[i]);
+  const std::vector<at::Tensor>& here = state.visitors();
+  for (std::size_t i = 0; i < here.size(); ++i) here[i].copy_(values[i]);
 }
 
 std::vector<at::Tensor> ParameterStore::dismiss(i32 index) {
   StateTensors& state = of_state(index);
   Shelf& shelf = shelves_.at(key_of(state.state));
-  std::vector<at::Tensor> held = take_tensors(state.values);
-  if (shelf.group) shelf.group->values = state.values;
+  std::vector<at::Tensor> held = take_tensors(state.visitors());
+  if (shelf.group) shelf.group->values = state.visitors();
   const bool last = std::none_of(shelf.states.begin(), shelf.states.end(),
-                                 [](const StateTensors& s) { return is_here(s.values[0]); });
+                                 [](const StateTensors& s) { return is_here(s.visitors()[0]); });
   if (shelf.slab && last) {
     drop(shelf.slab->gate_up);
     drop(shelf.slab->down);
@@ -79,7 +81,7 @@ std::vector<at::Tensor> ParameterStore::dismiss(i32 index) {
 
 void ParameterStore::open_grads(UnitPart part, i32 layer) {
   Shelf& shelf = shelves_.at({layer, part});
-  if (!shelf.visits) return;
+  if (!shelf.visits || shelf.adapted()) return;
   if (shelf.slab && !is_here(shelf.slab->gate_up_grad)) {
     shelf.slab->gate_up_grad = zeros_for(shelf.slab->gate_up_grad, options_.values);
     shelf.slab->down_grad = zeros_for(shelf.slab->down_grad, options_.values);
@@ -116,9 +118,10 @@ std::vector<at::Tensor> ParameterStore::take_grads(i32 index) {
 
 bool ParameterStore::has_visitors() const {
   for (const auto& [key, shelf] : shelves_) {
+    if (!shelf.visits) continue;
     for (const StateTensors& state : shelf.states) {
-      const bool graded = state.state.trainable && is_here(state.grads[0]);
-      if (shelf.visits && (is_here(state.values[0]) || graded)) return true;
+      const bool graded = state.state.trainable && !shelf.adapted() && is_here(state.grads[0]);
+      if (graded || is_here(state.visitors()[0])) return true;
     }
   }
   return false;

@@ -296,19 +296,22 @@ std::optional<AllProducts> all_at_once(ExpertProducts products, const ExpertSlab
   return AllProducts(groups, products, slab.down.device());
 }
 
+ExpertSlab without_adapters(ExpertSlab slab) {
+  slab.adapters.clear();
+  return slab;
+}
+
 /// A slab with adapters as one without: matrices that these have changed.
 ExpertSlab changed_by_adapters(const ExpertSlab& slab) {
-  ExpertSlab out = slab;
-  out.adapters.clear();
+  ExpertSlab out = without_adapters(slab);
   out.gate_up = with_adapters(slab.gate_up, slab.adapters, 0);
   out.down = with_adapters(slab.down, slab.adapters, 1);
   return out;
 }
 
-/// Calls f with such a slab that has room for gradients, and hands these on to the adapters.
+/// Calls f with `changed`, which gets room for gradients, and hands these on to the adapters of the slab.
 template <class F>
-void with_gradients(const ExpertSlab& slab, F f) {
-  ExpertSlab changed = changed_by_adapters(slab);
+void with_gradients(const ExpertSlab& slab, ExpertSlab changed, F f) {
   const at::TensorOptions options = slab.adapters[0].a_grad.options();
   changed.gate_up_grad = at::zeros(slab.gate_up.sizes(), options);
   changed.down_grad = at::zeros(slab.down.sizes(), options);
@@ -371,7 +374,7 @@ ExpertsGradient experts_backward(ExpertSlab& slab, const at::Tensor& rows_RD, co
       out = experts_backward(changed, rows_RD, groups, weights_C, saved, dout_RD, products, left);
     };
     if (left == nullptr) {
-      with_gradients(slab, backward);
+      with_gradients(slab, changed_by_adapters(slab), backward);
     } else {
       ExpertSlab changed = changed_by_adapters(slab);
       backward(changed);
@@ -400,7 +403,8 @@ ExpertsGradient experts_backward(ExpertSlab& slab, const at::Tensor& rows_RD, co
 void experts_weight_gradients(ExpertSlab& slab, const at::Tensor& rows_RD, const CopyGroups& groups,
                               const ExpertsLeft& left, const at::Tensor& dout_RD, ExpertProducts products) {
   if (!slab.adapters.empty()) {
-    return with_gradients(slab, [&](ExpertSlab& changed) {
+    // The matrices themselves are not needed, and may have left.
+    return with_gradients(slab, without_adapters(slab), [&](ExpertSlab& changed) {
       experts_weight_gradients(changed, rows_RD, groups, left, dout_RD, products);
     });
   }

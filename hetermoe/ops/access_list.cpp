@@ -37,8 +37,9 @@ void AccessList::add_all_chunks(Buffer buffer, Mode mode, i32 layer) {
 
 void AccessList::read_params(UnitPart part, i32 layer) {
   for (const i32 state : p.states_on(device, part, layer)) {
-    const bool visits = p.states()[idx(state)].transient();
-    add_of_state(visits ? Buffer::kWeights : Buffer::kParams, Mode::kRead, state);
+    const State& of = p.states()[idx(state)];
+    if (of.transient()) add_of_state(Buffer::kWeights, Mode::kRead, state);
+    if (!of.transient() || of.adapters_stay()) add_of_state(Buffer::kParams, Mode::kRead, state);
   }
   if (op.slot >= 0) add_slot(slot_part(part), Mode::kRead);
 }

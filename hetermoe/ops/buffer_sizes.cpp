@@ -103,19 +103,22 @@ MemoryUse BufferSizes::state(PlaceId device) const {
   MemoryUse use;
   for (const i32 index : placement_.states_on(device)) {
     const State& state = placement_.states()[idx(index)];
-    if (state.visits() && !is_host) continue;
-    // A router's bias is a buffer: it has a value only, never below fp32.
+    const bool visits = state.visits() && !is_host;
+    // A router's bias is a buffer: it has a value only, never below fp32. It stays where weights visit.
     const bool bias = state.part == UnitPart::kAttention && model_.is_moe(state.layer) && model_.router_bias;
     const auto buffer = static_cast<double>(bias ? model_.num_experts : 0);
+    use.weights += buffer * std::max(element(device), 4.0);
+    if (visits && !state.adapters_stay()) continue;
     const double count = work_.state_params(index) - buffer;
-    const double kept = state.gathered() ? count / real(state.devices.size()) : count;
+    const double kept = visits ? 0 : state.gathered() ? count / real(state.devices.size()) : count;
     const bool adapted = placement_.options().lora != nullptr;  // then weights are not divided
-    const double adapters = work_.adapter_params(index), trained = adapted ? adapters : count;
+    const double adapters = state.graded_on(device) ? work_.adapter_params(index) : 0;
+    const double trained = adapted ? adapters : count;
     params += kept + adapters;
     trainable += !state.trainable ? 0 : adapted ? trained : kept;
-    const bool optimizes = state.trainable && is_host == !state.homes.empty();
+    const std::vector<PlaceId>& updaters = state.updaters();
+    const bool optimizes = state.trainable && std::binary_search(updaters.begin(), updaters.end(), device);
     optimized += optimizes ? trained / work_.optimizer_parts(index) : 0;
-    use.weights += buffer * std::max(element(device), 4.0);
   }
   use.weights += params * each.weights;
   if (!placement_.options().backward) return use;

@@ -118,6 +118,7 @@ Bytes visiting_weights(BufferSizes& s, const Key& k, PlaceId place) {
   return visiting_params(s, k, place) * s.element(place);
 }
 Bytes visiting_gradients(BufferSizes& s, const Key& k, PlaceId place) {
+  if (s.placement().states()[idx(k.state())].adapters_stay()) return 0;  // those of adapters are there always
   return visiting_params(s, k, place) * s.gradient(place);
 }
 /// What the device that it came from sent.

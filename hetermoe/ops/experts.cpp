@@ -77,17 +77,19 @@ void work_of_op(const WorkModel& model, const ExchangeLoad* load, ComputeWork& w
     work.experts += real(p.states()[idx(state)].experts.size());
 }
 
-/// Matrices of experts as their adapters change them, and the gradients of these, made for one op.
+/// Matrices of experts as their adapters change them, and the gradients of these, made for one op. An op of
+/// gradients alone makes no matrices.
 Bytes changed_by_adapters(const BufferSizes& s, const Op& op, DeviceId device) {
   const Placement& p = s.placement();
   if (p.options().lora == nullptr) return 0;
   const bool makes_gradients =
       op.phase == Phase::kWeights ||
       (op.phase == Phase::kBackward && !p.leaves_weights(UnitPart::kExperts, op.layer));
+  const Bytes matrices = op.phase == Phase::kWeights ? 0 : s.element(device);
   Bytes bytes = 0;
   for (const i32 state : p.states_on(device, UnitPart::kExperts, op.layer)) {
     if (s.work().adapter_params(state) == 0) continue;
-    bytes += s.work().state_params(state) * (s.element(device) + (makes_gradients ? s.gradient(device) : 0));
+    bytes += s.work().state_params(state) * (matrices + (makes_gradients ? s.gradient(device) : 0));
   }
   return bytes;
 }

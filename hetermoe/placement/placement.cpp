@@ -45,7 +45,7 @@ Placement::Placement(const Plan& plan, const ModelConfig& model, const StepOptio
       num_devices_(plan.dtype.size()),
       num_hosts_(plan.hosts.empty() ? 0 : 1 + *std::max_element(plan.hosts.begin(), plan.hosts.end())),
       may_move_(static_cast<std::size_t>(model.num_layers) + 1, false),
-      states_(make_states(plan, model, options.frozen)) {
+      states_(make_states(plan, model, options.frozen, options.lora != nullptr)) {
   sinks_ = model.attention_sinks;
   for (i64 l = 0; l < model.num_layers; ++l) moe_.push_back(model.is_moe(l));
   for (NodeId node = 0; node < num_hosts_; ++node) user_of_host_.push_back(user_of_host(plan, node));
@@ -191,7 +191,8 @@ std::pair<DeviceId, i32> Placement::of_saved_piece(PlaceId host, i32 piece) cons
 
 bool Placement::tells_squares(i32 state, PlaceId place) const {
   const bool is_host = place >= num_devices();
-  return trains(state) && states_[idx(state)].visits() == is_host;
+  const State& of = states_[idx(state)];
+  return trains(state) && (of.visits() && !of.adapters_stay()) == is_host;
 }
 
 bool Placement::leaves_weights(UnitPart part, i32 layer) const {
@@ -301,14 +302,15 @@ class DeviceSet {
 };
 
 /// Homes of a state are those of its part, alike in all groups.
-void settle_home(const Plan& plan, State& state) {
+void settle_home(const Plan& plan, bool adapts, State& state) {
   const Home home = home_of(plan.groups[0], state.part, state.layer);
   const std::vector<DeviceId>& listed = home.devices;
   const bool holds =
       listed.empty() || std::find(listed.begin(), listed.end(), state.devices[0]) != listed.end();
   if (holds && home.optimizer == Residence::kHost) {
+    const bool adapters_stay = adapts && state.trainable && home.weights == Residence::kHost;
     state.weights = home.weights;
-    state.optimizer = home.optimizer;
+    state.optimizer = adapters_stay ? Residence::kDevice : home.optimizer;
     std::set<PlaceId> homes;
     for (const DeviceId device : state.devices)
       homes.insert(static_cast<PlaceId>(plan.dtype.size()) + plan.hosts[idx(device)]);
@@ -316,7 +318,7 @@ void settle_home(const Plan& plan, State& state) {
   }
   if (holds && home.weights == Residence::kSharded && state.devices.size() > 1) state.weights = home.weights;
   const bool asks = plan.shard_optimizer || (holds && home.optimizer == Residence::kSharded);
-  state.sharded = asks && state.homes.empty() && state.reduced();
+  state.sharded = asks && (state.homes.empty() || state.adapters_stay()) && state.reduced();
 }
 
 /// A device in several sets of gatherers has slots for each.
@@ -387,7 +389,8 @@ i32 num_slots(const Plan& plan, UnitPart part) {
   return 1;
 }
 
-std::vector<State> make_states(const Plan& plan, const ModelConfig& model, std::span<const Unit> frozen) {
+std::vector<State> make_states(const Plan& plan, const ModelConfig& model, std::span<const Unit> frozen,
+                               bool adapts) {
   std::vector<State> states;
   DeviceSet set(plan.dtype.size());
   const auto add = [&](UnitPart part, i32 layer, const Unit& unit) {
@@ -413,7 +416,7 @@ std::vector<State> make_states(const Plan& plan, const ModelConfig& model, std::
     for (const Group& group : plan.groups) set.add(group.head);
     add(UnitPart::kHead, -1, {.layer = num_layers, .part = UnitPart::kHead});
   }
-  for (State& state : states) settle_home(plan, state);
+  for (State& state : states) settle_home(plan, adapts, state);
   form_gatherers(plan, states);
   return states;
 }

@@ -260,7 +260,9 @@ i32 num_slots(const Plan& plan, UnitPart part);
 
 /// Every state of the plan, in the order embed, layers (attention, experts), head. Experts with the same
 /// owners in all groups form one state, or two when some of them are frozen. With tied embeddings the head's
-/// tensors belong to the state of the embedding. frozen: ascending.
-std::vector<State> make_states(const Plan& plan, const ModelConfig& model, std::span<const Unit> frozen = {});
+/// tensors belong to the state of the embedding. frozen: ascending. adapts: of the others adapters alone are
+/// trained.
+std::vector<State> make_states(const Plan& plan, const ModelConfig& model, std::span<const Unit> frozen = {},
+                               bool adapts = false);
 
 }  // namespace hetermoe

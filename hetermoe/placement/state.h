@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -19,7 +20,8 @@ struct State {
   /// On the host weights visit the devices, which keep nothing of the state; a host has one copy for all its
   /// devices. Sharded weights are here in parts, and the devices gather them for visits of all at once.
   Residence weights = Residence::kDevice, optimizer = Residence::kDevice;
-  std::vector<PlaceId> homes = {};  ///< hosts that update the state, ascending; empty = the devices do
+  /// Hosts that have the weights or the optimizer, ascending; empty = the devices have both.
+  std::vector<PlaceId> homes = {};
   /// Each device keeps master and moments of its part of every tensor (part_range), sums and updates that.
   bool sharded = false;
   /// Of gathered weights: states of a part with the same devices have one set of gatherers, which has slots
@@ -27,14 +29,19 @@ struct State {
   i32 gatherers = -1, first_slot = 0;
 
   bool visits() const { return weights == Residence::kHost; }
+  /// Matrices that are only read visit. Their adapters, with gradients and optimizer, stay on the devices.
+  bool adapters_stay() const { return visits() && optimizer == Residence::kDevice; }
   bool gathered() const { return weights == Residence::kSharded; }
   /// The whole weights are on a device for visits alone.
   bool transient() const { return visits() || gathered(); }
   /// The parts of the updated weights are told at the end of the step.
   bool gathered_after_update() const { return sharded && !gathered(); }
+  bool has_home(PlaceId place) const { return std::binary_search(homes.begin(), homes.end(), place); }
+  /// Gradients of the state are on this place, perhaps for visits alone; the place has the state.
+  bool graded_on(PlaceId place) const { return trainable && !(adapters_stay() && has_home(place)); }
   /// Who sums the gradients of its copies.
-  const std::vector<PlaceId>& reducers() const { return visits() ? homes : devices; }
-  const std::vector<PlaceId>& updaters() const { return homes.empty() ? devices : homes; }
+  const std::vector<PlaceId>& reducers() const { return visits() && !adapters_stay() ? homes : devices; }
+  const std::vector<PlaceId>& updaters() const { return homes.empty() || adapters_stay() ? devices : homes; }
   bool reduced() const { return trainable && reducers().size() > 1; }
   bool operator==(const State&) const = default;
 };

@@ -84,7 +84,7 @@ void Residency::before(Op& op, DeviceId device, std::vector<Op>& out) {
   if (any_visits(device, used)) admit(op, device, *used, out);
   if (!any_visits(device, graded)) return;
   for (const i32 state : p_.states_on(device, graded->part, graded->layer)) {
-    if (p_.trains(state)) due(state, device) = true;
+    if (p_.trains(state) && !p_.states()[idx(state)].adapters_stay()) due(state, device) = true;
   }
 }
 

@@ -27,7 +27,13 @@ std::string name_of_part(const State& state) {
 void check_staleness(const Placement& placement) {
   for (std::size_t s = 0; s < placement.states().size(); ++s) {
     const State& state = placement.states()[s];
-    if (!placement.lags(static_cast<i32>(s)) || state.visits()) continue;
+    if (!placement.lags(static_cast<i32>(s)) || (state.visits() && !state.adapters_stay())) continue;
+    if (placement.options().lora != nullptr)
+      fail<ConfigError>(
+          "train.staleness",
+          "got {}, expected 0 with train.lora: adapters are updated on the devices, and no update "
+          "of theirs can wait for the next step",
+          placement.options().staleness);
     fail<ConfigError>(
         "train.staleness",
         "{} on device {}: got weights that stay there, expected all trained parameters on hosts. "

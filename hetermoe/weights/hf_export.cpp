@@ -37,7 +37,18 @@ void check_pieces(const LogicalTensor& tensor, const std::vector<LogicalTensor>&
                     dtype_text(dtype), tensor.name, dtype_text(tensor.value.scalar_type()));
 }
 
-OutTensor out_tensor(const LogicalTensor& tensor, const Pieces& pieces, at::ScalarType dtype) {
+struct AdapterOfMatrix {
+  LogicalTensor a, b;
+};
+using Adapters = std::map<std::string, AdapterOfMatrix>;  // by the name of the matrix
+
+/// The numbers of an adapter: the master where there is a whole one.
+const at::Tensor& numbers_of(const LogicalTensor& adapter) {
+  return adapter.master.defined() && !adapter.sharded ? adapter.master : adapter.value;
+}
+
+OutTensor out_tensor(const LogicalTensor& tensor, const Pieces& pieces, const Adapters& adapters,
+                     at::ScalarType dtype) {
   OutTensor out{.head = {tensor.name, dtype, tensor.shape}, .make = {}};
   const bool of_value = takes_value(tensor, dtype);
   at::Tensor LogicalTensor::*const kept = of_value ? &LogicalTensor::value : &LogicalTensor::master;
@@ -45,10 +56,11 @@ OutTensor out_tensor(const LogicalTensor& tensor, const Pieces& pieces, at::Scal
     const std::vector<LogicalTensor>& own = pieces.at(tensor.name);
     check_pieces(tensor, own, kept, dtype);
     out.make = [own, kept, dtype] { return joined(own, kept).to(dtype); };
-  } else if (tensor.lora_a.defined()) {
-    out.make = [tensor, dtype] {
+  } else if (const auto adapter = adapters.find(tensor.name); adapter != adapters.end()) {
+    out.make = [tensor, a = adapter->second.a, b = adapter->second.b, dtype] {
       const at::ScalarType wide = tensor.value.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-      return merged(tensor.value.to(wide), tensor.lora_a, tensor.lora_b, tensor.lora_scale)
+      return merged(tensor.value.to(wide), numbers_of(a).to(tensor.value.device()),
+                    numbers_of(b).to(tensor.value.device()), a.lora_scale)
           .to(at::kCPU, dtype);
     };
   } else {
@@ -62,17 +74,24 @@ OutTensor out_tensor(const LogicalTensor& tensor, const Pieces& pieces, at::Scal
 std::vector<OutTensor> tensors_to_save(const std::vector<DeviceState*>& states, const ModelConfig& model,
                                        const std::function<at::ScalarType(const LogicalTensor&)>& dtype_of) {
   Pieces pieces;
+  Adapters adapters;  // perhaps on the devices of a host that has the matrices
   std::map<std::string, LogicalTensor> owned;
   for (DeviceState* state : states) {
     for (const LogicalTensor& tensor : state->store().tensors()) {
       if (tensor.sharded) pieces[tensor.name].push_back(tensor);
-      if (tensor.first_owner && !is_adapter(tensor.name)) owned.emplace(tensor.name, tensor);
+      if (is_adapter(tensor.name)) {
+        AdapterOfMatrix& adapter = adapters[matrix_of(tensor.name)];
+        (is_lora_a(tensor.name) ? adapter.a : adapter.b) = tensor;
+      } else if (tensor.first_owner) {
+        owned.emplace(tensor.name, tensor);
+      }
     }
   }
   std::vector<OutTensor> out;
   for (const ParamInfo& parameter : parameters(model)) {
     const auto found = owned.find(parameter.name);
-    if (found != owned.end()) out.push_back(out_tensor(found->second, pieces, dtype_of(found->second)));
+    if (found == owned.end()) continue;
+    out.push_back(out_tensor(found->second, pieces, adapters, dtype_of(found->second)));
   }
   HM_CHECK(out.size() == owned.size(), "{} tensors are no parameters of the model",
            owned.size() - out.size());
@@ -83,18 +102,12 @@ std::vector<OutTensor> adapters_to_save(const std::vector<DeviceState*>& states)
   std::map<std::string, OutTensor> out;
   for (DeviceState* state : states) {
     for (const LogicalTensor& tensor : state->store().tensors()) {
-      if (!tensor.first_owner || !tensor.lora_a.defined()) continue;
-      const auto add = [&](const std::string& name, const at::Tensor& adapter) {
-        const std::string full = "base_model.model." + name;
-        OutTensor made;
-        made.head.name = full;
-        made.head.dtype = at::kFloat;
-        made.head.shape = adapter.sizes().vec();
-        made.make = [adapter] { return adapter.to(at::kCPU, at::kFloat).contiguous(); };
-        out.emplace(full, std::move(made));
-      };
-      add(lora_a_name(tensor.name), tensor.lora_a);
-      add(lora_b_name(tensor.name), tensor.lora_b);
+      if (!tensor.first_owner || !is_adapter(tensor.name)) continue;
+      const std::string name = "base_model.model." + tensor.name;
+      OutTensor made;
+      made.head = {name, at::kFloat, tensor.shape};
+      made.make = [numbers = numbers_of(tensor)] { return numbers.to(at::kCPU, at::kFloat).contiguous(); };
+      out.emplace(name, std::move(made));
     }
   }
   std::vector<OutTensor> ordered;

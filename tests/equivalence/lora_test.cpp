@@ -6,71 +6,12 @@
 #include "hetermoe/exec/memory_meter.h"
 #include "hetermoe/sim/memory.h"
 #include "hetermoe/sim/simulator.h"
-#include "hetermoe/train/job/freeze.h"
-#include "hetermoe/train/run/verify.h"
-#include "hetermoe/train/session/session.h"
-#include "tests/support/rig.h"
+#include "tests/equivalence/adapters.h"
 #include "tests/support/strategy_plans.h"
 
 // Adapters under every strategy: their gradients are those of the reference, and nothing else moves.
 namespace hetermoe::testing {
 namespace {
-
-using Patterns = std::vector<std::string>;
-
-StepOptions with_lora(const ModelConfig& model, const Patterns& patterns, i64 rank = 3) {
-  std::vector<std::string> targets;
-  for (const ParamInfo& parameter : parameters(model)) {
-    for (const std::string& pattern : patterns) {
-      if (can_have_adapter(parameter) && matches_pattern(pattern, parameter.name))
-        targets.push_back(parameter.name);
-    }
-  }
-  EXPECT_FALSE(targets.empty());
-  auto lora = std::make_shared<const Lora>(make_lora(model, rank, 5, targets));
-  return {.balance = model.aux_loss_coef > 0,
-          .aux_group = 1,
-          .backward = true,
-          .frozen = units_without(model, *lora),
-          .lora = lora};
-}
-
-Session make_session(const ModelConfig& model, const Cluster& cluster, const Plan& plan,
-                     const StepOptions& step) {
-  Session::Options options;
-  options.step = step;
-  return {model, cluster, plan, std::move(options)};
-}
-
-/// Values of matrices and adapters of which all matter.
-TensorsByName lively(const ModelConfig& model, const Lora& lora) {
-  TensorsByName values = lively_values(model);
-  at::Generator generator = at::detail::createCPUGenerator(11);
-  const auto drawn = [&](i64 rows, i64 columns) {
-    return at::randn({rows, columns}, generator, at::TensorOptions().dtype(at::kDouble)) * 0.2;
-  };
-  for (const std::string& name : lora.targets) {
-    const at::Tensor matrix = values.at(name);
-    values[lora_a_name(name)] = drawn(lora.rank, matrix.size(1));
-    values[lora_b_name(name)] = drawn(matrix.size(0), lora.rank);
-  }
-  return values;
-}
-
-void load(Session& session, const TensorsByName& values) {
-  for (DeviceState* state : session.states()) {
-    for (const LogicalTensor& tensor : state->store().tensors()) tensor.value.copy_(values.at(tensor.name));
-  }
-}
-
-/// Of the adapters, from those of the merged matrices of the plain model.
-ReferenceResult reference_of(const ModelConfig& model, const Lora& lora, const TensorsByName& values,
-                             const StepInput& input) {
-  ReferenceResult out = reference_step(model, with_merged(values, &lora), input.tokens, input.targets, 1);
-  add_adapter_gradients(out.grads, values, lora);
-  std::erase_if(out.grads, [](const auto& entry) { return !is_adapter(entry.first); });
-  return out;
-}
 
 const std::vector<Patterns>& choices() {
   static const std::vector<Patterns> all = {{"*_proj*", "*.experts.*"},

@@ -21,14 +21,14 @@ std::vector<Setting> settings() {
 
 Setting all_together() { return {"all", {.z_loss = 0.02, .jitter = 0.1, .capacity_factor = 0.8, .seed = 9}}; }
 
-struct Ran {
+struct RanWithRouter {
   StepResult result;
   Comparison comparison;
   ReferenceResult expected;
 };
 
-Ran run_with_router(const ModelConfig& model, const Cluster& cluster, const Plan& plan,
-                    const RouterTraining& router) {
+RanWithRouter run_with_router(const ModelConfig& model, const Cluster& cluster, const Plan& plan,
+                              const RouterTraining& router) {
   RigOptions options;
   options.step = {model.aux_loss_coef > 0, 1, true};
   Rig rig(model, cluster, plan, options);
@@ -36,7 +36,7 @@ Ran run_with_router(const ModelConfig& model, const Cluster& cluster, const Plan
   rig.load(values);
   StepInput input = random_input(plan, model);
   input.router = router;
-  Ran out;
+  RanWithRouter out;
   out.result = rig.executor().run(input);
   EXPECT_TRUE(rig.differing_replicas().empty());
   out.expected = reference_step(model, values, input.tokens, input.targets, 1, {}, {}, router);
@@ -47,7 +47,7 @@ Ran run_with_router(const ModelConfig& model, const Cluster& cluster, const Plan
 /// Returns the loss.
 double expect_router_reference(const ModelConfig& model, const Cluster& cluster, const NamedPlan& named,
                                const Setting& setting) {
-  const Ran ran = run_with_router(model, cluster, named.plan, setting.router);
+  const RanWithRouter ran = run_with_router(model, cluster, named.plan, setting.router);
   const std::string what = model.name + " " + named.name + " " + setting.name;
   EXPECT_LE(ran.comparison.max(), kTolerance) << what << ": " << ran.comparison.worst;
   const i64 dropped = ran.result.dropped_L.sum().item<i64>();
@@ -119,7 +119,7 @@ TEST(RouterTraining, DropsTheSameCopiesWhateverThePlan) {
   for (const NamedPlan& named : strategy_plans(model, cluster, small_step())) {
     if (named.name == "groups") continue;  // it has more sequences
     if (has_teams(named.plan)) continue;   // capacity is refused
-    const Ran ran = run_with_router(model, cluster, named.plan, router);
+    const RanWithRouter ran = run_with_router(model, cluster, named.plan, router);
     if (!dropped.defined()) dropped = ran.result.dropped_L;
     EXPECT_TRUE(at::equal(ran.result.dropped_L, dropped)) << named.name;
   }

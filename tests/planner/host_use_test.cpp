@@ -107,8 +107,9 @@ TEST(HostUse, SavedActivationsOnHostsFitSmallerCards) {
   EXPECT_LT(all_saved, all);
 }
 
-std::vector<MemoryPeak> peaks_of(const Plan& plan, const ModelConfig& model, const Cluster& cluster) {
-  const Placement placement(plan, model, {});
+std::vector<MemoryPeak> peaks_of(const Plan& plan, const ModelConfig& model, const Cluster& cluster,
+                                 const StepOptions& options = {}) {
+  const Placement placement(plan, model, options);
   const Schedule schedule = build_schedule(placement);
   const ExpectedRouting routing(model);
   const OpTimes times =
@@ -263,7 +264,7 @@ TEST(HostUse, FrozenUnitsAreWeightsOnTheHost) {
       {-1, UnitPart::kEmbed, -1}, {0, UnitPart::kAttention, -1}, {1, UnitPart::kExperts, 0}};
   ASSERT_TRUE(std::is_sorted(frozen.begin(), frozen.end()));
   const auto sum = [&](const std::vector<Unit>& units) {
-    const std::vector<Bytes> memory = estimate_host_memory(plan, model, cluster, units);
+    const std::vector<Bytes> memory = estimate_host_memory(plan, model, cluster, {.frozen = units});
     return std::accumulate(memory.begin(), memory.end(), 0.0);
   };
   const ParamCounts counts = count_parameters(model);
@@ -279,6 +280,95 @@ TEST(HostUse, FrozenUnitsAreWeightsOnTheHost) {
   for (PlaceId host = cluster.num_devices(); host < placement.num_places(); ++host)
     simulated += sizes.state(host).total();
   EXPECT_NEAR(sum(frozen), simulated, 1e-6 * simulated);
+}
+
+/// Adapters of attention and experts.
+Trained adapters_of(const ModelConfig& model) {
+  std::vector<std::string> targets;
+  for (const ParamInfo& parameter : parameters(model)) {
+    if (can_have_adapter(parameter)) targets.push_back(parameter.name);
+  }
+  const Lora lora = make_lora(model, 16, 16, std::move(targets));
+  return {units_without(model, lora), std::make_shared<const Lora>(lora)};
+}
+
+/// A host keeps two bytes of each frozen number, as the simulated step does.
+TEST(HostUse, WithAdaptersHostsKeepFrozenWeightsAlone) {
+  const OnHosts rig = all_on_hosts();
+  const Trained trained = adapters_of(rig.model);
+  const ParamCounts counts = count_parameters(rig.model);
+  double shared = real(counts.embedding + counts.head), experts = 0;
+  for (std::size_t l = 0; l < counts.attention_part.size(); ++l) {
+    shared += real(counts.attention_part[l]);
+    if (rig.model.is_moe(static_cast<i64>(l))) experts += real(counts.expert * rig.model.num_experts);
+  }
+  const std::vector<Bytes> memory = estimate_host_memory(rig.plan, rig.model, rig.cluster, trained);
+  EXPECT_DOUBLE_EQ(memory[0] + memory[1], (2 * shared + experts) * 2);
+  const Placement placement(rig.plan, rig.model, step_options(trained, rig.model, rig.model));
+  const ExpectedRouting routing(rig.model);
+  const BufferSizes sizes(placement, rig.model, rig.cluster, routing);
+  for (NodeId node = 0; node < 2; ++node) {
+    const MemoryUse use = sizes.state(rig.cluster.num_devices() + node);
+    EXPECT_DOUBLE_EQ(use.weights, memory[idx(node)]);
+    EXPECT_EQ(use.gradients + use.optimizer, 0);
+  }
+}
+
+/// The bound by which plans are rejected is of what the simulated step needs as it is with the frozen weights
+/// on the devices, within 10 %.
+TEST(HostUse, TheBoundHoldsForAdaptersWithFrozenWeightsOnHosts) {
+  ModelConfig model = load_model("demo");
+  model.num_layers = 8;
+  model.dense_layer.assign(8, false);
+  Cluster cluster = load_cluster("demo");
+  for (Node& node : cluster.nodes) node.host = NodeHost{.memory_gib = 64};
+  StrategyRequest request = small_step();
+  request.seq_len = 256, request.sequences = 16, request.microbatches = 8;
+  const Trained trained = adapters_of(model);
+  const TrainedShares shares(trained, model);
+  const StepOptions options = step_options(trained, model, model);
+  for (NamedPlan& named : strategy_plans(model, cluster, request)) {
+    use_dtype(named.plan, Dtype::kBf16);
+    const std::vector<Bytes> without = estimate_memory(named.plan, model, {}, shares);
+    const std::vector<MemoryPeak> peaks_without = peaks_of(named.plan, model, cluster, options);
+    for (const HostUse use : {HostUse::kExperts, HostUse::kAll, HostUse::kAllSaved}) {
+      Plan plan = named.plan;
+      keep_on_hosts(use, model, cluster, plan, /*adapts=*/true);
+      const std::vector<Bytes> bound = estimate_memory(plan, model, {}, shares);
+      const std::vector<MemoryPeak> peaks = peaks_of(plan, model, cluster, options);
+      for (std::size_t d = 0; d < bound.size(); ++d) {
+        if (bound[d] <= 0) continue;
+        const double usual = std::max(1.0, peaks_without[d].use.total() / without[d]);
+        EXPECT_LE(peaks[d].use.total() / bound[d], 1.1 * usual) << named.name << " device " << d;
+        EXPECT_LE(bound[d], without[d] * 1.001) << named.name << " device " << d;
+      }
+      const std::vector<Bytes> hosts = estimate_host_memory(plan, model, cluster, trained);
+      for (std::size_t n = 0; n < hosts.size(); ++n)
+        EXPECT_LE(peaks[bound.size() + n].use.total(), hosts[n] * 1.001) << named.name << " host " << n;
+    }
+  }
+}
+
+/// Cards that hold neither the model nor, divided, its frozen weights: these live on the host.
+TEST(HostUse, AdaptersFitWhereTheHostHoldsTheFrozenWeights) {
+  PlanRequest request = request_of(two_cards(0, 16));
+  request.trained = adapters_of(request.model);
+  const auto plan_on = [&](double gib, bool offload) {
+    for (DeviceType& type : request.cluster.types) type.memory_gib = gib;
+    request.limits.offload = offload;
+    return find_plan(request);
+  };
+  i64 cards = 2;
+  while (!plan_on(static_cast<double>(cards), true).feasible()) ASSERT_LT(++cards, 24);
+  const PlanResult with = plan_on(static_cast<double>(cards), true);
+  ASSERT_FALSE(plan_on(static_cast<double>(cards), false).feasible()) << cards;
+  EXPECT_NE(with.explanation[0].find("In host memory live frozen weights of "), std::string::npos)
+      << with.explanation[0];
+  const Plan& plan = with.best().plan;
+  EXPECT_TRUE(uses_hosts(plan));
+  EXPECT_EQ(overfilled_host(plan, request.model, request.cluster, request.trained), "");
+  request.trained = {};
+  EXPECT_FALSE(plan_on(static_cast<double>(cards), true).feasible()) << "the host holds the states, too";
 }
 
 /// Groups that are alike are weighed once, but a host keeps what all of its node need.

@@ -310,4 +310,37 @@ inline RandomCase random_case(u64 seed, i32 max_devices = 8) {
   return out;
 }
 
+/// Makes a case one that trains adapters, with all or some of the frozen weights on hosts.
+inline void adapt_on_hosts(RandomCase& c) {
+  Chooser choose(c.seed ^ 0xada9);
+  const bool experts = choose.chance(0.7), attention = !experts || choose.chance(0.7);
+  std::vector<std::string> targets;
+  for (const ParamInfo& parameter : parameters(c.model)) {
+    const bool others = attention || c.model.num_moe_layers() == 0;
+    if (can_have_adapter(parameter) && (parameter.expert >= 0 ? experts : others))
+      targets.push_back(parameter.name);
+  }
+  const Lora lora = make_lora(c.model, choose.between(1, 4), 3, std::move(targets));
+  c.step.frozen = units_without(c.model, lora);
+  c.step.lora = std::make_shared<const Lora>(lora);
+  for (Group& group : c.plan.groups) {
+    group.embed_home.reset(), group.head_home.reset();
+    for (LayerPlacement& layer : group.layers) layer.attention_home.reset(), layer.experts_home.reset();
+  }
+  for (Node& node : c.cluster.nodes) node.host = NodeHost{.memory_gib = 64};
+  using Entries = std::vector<std::string>;
+  offload(
+      c.plan, c.model, c.cluster,
+      choose.of(std::vector<Entries>{{"all"}, {"all", "saved"}, {"experts.weights"}, {"attention", "embed"}}),
+      "test");
+  for (std::size_t g = 0; g < c.plan.groups.size(); ++g) {
+    for (std::size_t l = 0; l < c.plan.groups[g].layers.size(); ++l) {
+      if (keeps_activations(recompute_of(c.plan, static_cast<i32>(g), static_cast<i32>(l))))
+        c.plan.groups[g].layers[l].saved = Residence::kDevice;
+    }
+  }
+  const auto slots = [&] { return static_cast<i32>(choose.between(1, 3)); };
+  c.plan.slots = {slots(), slots(), slots()};
+}
+
 }  // namespace hetermoe::testing

@@ -72,6 +72,46 @@ TEST(LoraRun, ExportsMergedWeightsAndAdaptersOfTheirOwn) {
   for (const auto& [name, value] : read) EXPECT_TRUE(at::equal(value, written.at(name))) << name;
 }
 
+/// Frozen weights on hosts: a run, its checkpoints and what it exports are those of a run without.
+TEST(LoraRun, WhereFrozenWeightsLiveIsNoMatter) {
+  const WorkFolder folder;
+  TinyRun(folder / "base", {{"train.save_hf", folder / "hf"}}).run();
+  for (const char* strategy : {"ep", "zebra"}) {
+    for (const char* dtype : {"fp32", "bf16"}) {
+      const fs::path place = folder.path() / fmt::format("{}-{}", strategy, dtype);
+      const auto run = [&](const std::string& name, const char* offload, const char* steps) {
+        return TinyRun((place / name).string(), adapted({{"train.init_from", folder / "hf"},
+                                                         {"train.save_hf", (place / (name + "-hf")).string()},
+                                                         {"train.steps", steps},
+                                                         {"strategy", strategy},
+                                                         {"cluster", "demo-hosts"},
+                                                         {"plan.offload", offload},
+                                                         {"plan.attention_dtype", dtype},
+                                                         {"plan.expert_dtype", dtype}}))
+            .run();
+      };
+      const TinyRun::End whole = run("whole", "none", "6");
+      run("first", "weights", "4");
+      run("last", "none", "4");
+      for (const auto& [name, then] : {std::pair{"first", "none"}, {"last", "experts.weights"}}) {
+        const TinyRun::End resumed = run(name, then, "6");
+        EXPECT_EQ(resumed.outcome.first_step, 4) << name;
+        expect_equal(resumed.values, whole.values);
+      }
+      expect_equal(run("all", "all", "6").values, whole.values);
+      for (const char* file : {"model.safetensors", "adapter/adapter_model.safetensors"}) {
+        const SafetensorsReader expected(place / "whole-hf" / file);
+        for (const char* name : {"last-hf", "all-hf"}) {
+          const SafetensorsReader written(place / name / file);
+          ASSERT_EQ(written.names(), expected.names());
+          for (const std::string& tensor : expected.names())
+            EXPECT_TRUE(at::equal(written.read(tensor), expected.read(tensor))) << name << " " << tensor;
+        }
+      }
+    }
+  }
+}
+
 /// From a folder of adapters: what they compute is what the merged model does, and they are what is trained.
 TEST(LoraRun, GoesOnWithAdaptersOfAFolder) {
   const WorkFolder folder;
@@ -177,11 +217,16 @@ TEST(LoraRun, WhatCannotBeIsRefusedByName) {
   EXPECT_TRUE(some.starts_with("[train.lora.targets] match 1 of 4 experts of layer")) << some;
   EXPECT_EQ(lora_refusal({{"train.freeze", "model.embed_tokens*"}}),
             "[train.freeze] cannot go with train.lora, which freezes all but adapters: leave it out");
-  for (const Settings& setting : {Settings{{"plan.shard_weights", "true"}, {"strategy", "ep"}},
-                                  Settings{{"plan.offload", "optimizer"}, {"cluster", "demo-hosts"}}}) {
-    const std::string error = lora_refusal(setting);
-    EXPECT_TRUE(error.starts_with("[train.lora] cannot go with a plan whose")) << error;
-  }
+  const std::string divided = lora_refusal({{"plan.shard_weights", "true"}, {"strategy", "ep"}});
+  EXPECT_TRUE(divided.starts_with("[train.lora] cannot go with a plan whose weights are divided")) << divided;
+  const std::string optimizer = lora_refusal({{"plan.offload", "optimizer"}, {"cluster", "demo-hosts"}});
+  EXPECT_TRUE(optimizer.starts_with("[plan.offload] got optimizer with train.lora, expected weights, all or"))
+      << optimizer;
+  const WorkFolder folder;
+  TinyRun late(folder / "late",
+               adapted({{"plan.offload", "all"}, {"cluster", "demo-hosts"}, {"train.staleness", "1"}}));
+  const std::string stale = error_of<ConfigError>([&] { late.run(); });
+  EXPECT_TRUE(stale.starts_with("[train.staleness] got 1, expected 0 with train.lora")) << stale;
 }
 
 }  // namespace

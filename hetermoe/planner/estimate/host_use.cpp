@@ -17,16 +17,17 @@
 
 namespace hetermoe {
 
-std::vector<std::string> offload_entries(HostUse use) {
+std::vector<std::string> offload_entries(HostUse use, bool adapts) {
+  using Entries = std::vector<std::string>;
   switch (use) {
     case HostUse::kNone:
       break;
     case HostUse::kOptimizer:
-      return {"optimizer"};
+      return adapts ? Entries{} : Entries{"optimizer"};
     case HostUse::kOptimizerSaved:
-      return {"optimizer", "saved"};
+      return adapts ? Entries{"saved"} : Entries{"optimizer", "saved"};
     case HostUse::kExperts:
-      return {"optimizer", "experts.weights"};
+      return adapts ? Entries{"experts.weights"} : Entries{"optimizer", "experts.weights"};
     case HostUse::kAll:
       return {"all"};
     case HostUse::kAllSaved:
@@ -35,8 +36,8 @@ std::vector<std::string> offload_entries(HostUse use) {
   return {};
 }
 
-void keep_on_hosts(HostUse use, const ModelConfig& model, const Cluster& cluster, Plan& plan) {
-  offload(plan, model, cluster, offload_entries(use), "plan");
+void keep_on_hosts(HostUse use, const ModelConfig& model, const Cluster& cluster, Plan& plan, bool adapts) {
+  offload(plan, model, cluster, offload_entries(use, adapts), "plan");
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {
     for (std::size_t l = 0; l < plan.groups[g].layers.size(); ++l) {
       LayerPlacement& layer = plan.groups[g].layers[l];
@@ -56,12 +57,11 @@ namespace {
 /// Adds up what the hosts of a plan keep.
 class HostMemory {
  public:
-  HostMemory(const Plan& plan, const ModelConfig& model, const Cluster& cluster,
-             const std::vector<Unit>& frozen)
+  HostMemory(const Plan& plan, const ModelConfig& model, const Cluster& cluster, const Trained& trained)
       : plan_(plan),
         model_(model),
         cluster_(cluster),
-        frozen_(frozen),
+        trained_(trained),
         counts_(count_parameters(model)),
         memory_(cluster.nodes.size(), 0) {}
 
@@ -97,7 +97,8 @@ class HostMemory {
   template <class Holders>
   void add(const Unit& unit, i64 parameters, Holders holders) {
     if (home_of(plan_.groups[0], unit.part, unit.layer).optimizer != Residence::kHost) return;
-    const bool trained = !std::binary_search(frozen_.begin(), frozen_.end(), unit);
+    const std::vector<Unit>& frozen = trained_.frozen;
+    const bool trained = trained_.lora == nullptr && !std::binary_search(frozen.begin(), frozen.end(), unit);
     std::set<DeviceId> devices;
     for (const Group& group : plan_.groups) holders(group, devices);
     std::set<NodeId> nodes;
@@ -137,7 +138,7 @@ class HostMemory {
   const Plan& plan_;
   const ModelConfig& model_;
   const Cluster& cluster_;
-  const std::vector<Unit>& frozen_;
+  const Trained& trained_;
   ParamCounts counts_;
   std::vector<Bytes> memory_;
 };
@@ -158,14 +159,14 @@ Plan without_hosts(Plan plan) {
 }  // namespace
 
 std::vector<Bytes> estimate_host_memory(const Plan& plan, const ModelConfig& model, const Cluster& cluster,
-                                        const std::vector<Unit>& frozen) {
-  return HostMemory(plan, model, cluster, frozen).run();
+                                        const Trained& trained) {
+  return HostMemory(plan, model, cluster, trained).run();
 }
 
 std::string overfilled_host(const Plan& plan, const ModelConfig& model, const Cluster& cluster,
-                            const std::vector<Unit>& frozen) {
+                            const Trained& trained) {
   if (!uses_hosts(plan)) return "";
-  const std::vector<Bytes> memory = estimate_host_memory(plan, model, cluster, frozen);
+  const std::vector<Bytes> memory = estimate_host_memory(plan, model, cluster, trained);
   for (std::size_t n = 0; n < memory.size(); ++n) {
     const Node& node = cluster.nodes[n];
     if (memory[n] <= 0 || memory[n] <= node.host->memory_bytes()) continue;
@@ -175,33 +176,38 @@ std::string overfilled_host(const Plan& plan, const ModelConfig& model, const Cl
   return "";
 }
 
-std::string kept_on_hosts(const Plan& plan) {
+std::string kept_on_hosts(const Plan& plan, bool adapts) {
   if (!uses_hosts(plan)) return "";
-  const Home attention = home_of(plan.groups[0], UnitPart::kAttention, 0);
-  const auto last = static_cast<i32>(plan.groups[0].layers.size()) - 1;
-  const Home experts = home_of(plan.groups[0], UnitPart::kExperts, last);
   const std::vector<LayerPlacement>& layers = plan.groups[0].layers;
+  const auto lives = [&](UnitPart part, std::size_t layer) {
+    return home_of(plan.groups[0], part, static_cast<i32>(layer)).weights == Residence::kHost;
+  };
+  std::vector<std::string> what;
+  if (lives(UnitPart::kAttention, 0))
+    what.push_back(adapts ? "frozen weights of all parts" : "weights, masters and moments of all parts");
+  else if (lives(UnitPart::kExperts, layers.size() - 1))
+    what.push_back(adapts ? "frozen weights of the experts"
+                          : "weights of the experts, and masters and moments of all parts");
+  else if (!adapts)
+    what.push_back("masters and moments of all parts");
   const auto saves = static_cast<std::size_t>(std::count_if(
       layers.begin(), layers.end(), [](const LayerPlacement& l) { return l.saved == Residence::kHost; }));
-  const std::string what = attention.weights == Residence::kHost ? "weights, masters and moments of all parts"
-                           : experts.weights == Residence::kHost
-                               ? "weights of the experts, and masters and moments of all parts"
-                               : "masters and moments of all parts";
-  if (saves == 0) return what;
-  return what + ", and activations that backward starts from" +
-         (saves < layers.size() ? fmt::format(" in {} of {} layers", saves, layers.size()) : "");
+  if (saves > 0)
+    what.push_back("activations that backward starts from" +
+                   (saves < layers.size() ? fmt::format(" in {} of {} layers", saves, layers.size()) : ""));
+  return fmt::format("{}", fmt::join(what, ", and "));
 }
 
 std::vector<std::string> explain_hosts(const PlanRequest& request, const Plan& plan, const std::string& why) {
   const std::vector<Bytes> memory =
-      estimate_host_memory(plan, request.model, request.cluster, request.trained.frozen);
+      estimate_host_memory(plan, request.model, request.cluster, request.trained);
   const auto fullest = std::max_element(memory.begin(), memory.end());
   const Node& node = request.cluster.nodes[idx(fullest - memory.begin())];
   Predictor predictor = predictor_of(request);
   const Seconds step = predictor.predict(plan).step, free = predictor.predict(without_hosts(plan)).step;
-  const std::string what =
-      fmt::format("In host memory live {}: {:.1f} of {:.0f} GiB on {}. {}", kept_on_hosts(plan),
-                  *fullest / kGiB, node.host->memory_gib, node.name, why);
+  const std::string what = fmt::format("In host memory live {}: {:.1f} of {:.0f} GiB on {}. {}",
+                                       kept_on_hosts(plan, request.trained.lora != nullptr), *fullest / kGiB,
+                                       node.host->memory_gib, node.name, why);
   if (free >= step)
     return {what,
             "Host memory costs no time: the same plan would be no faster if its devices had room for "

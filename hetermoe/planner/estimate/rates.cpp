@@ -292,14 +292,17 @@ bool Rates::visits(UnitPart part) const {
 Bytes Rates::state_bytes(UnitPart part, double replicas) const {
   const StateBytes each = state_of(part);
   const bool is_gathered = request_.limits.gather_weights && part != UnitPart::kExperts && replicas > 1;
-  if (request_.limits.host_use == HostUse::kNone && !is_gathered) return each.total(replicas);
+  const bool on_hosts = trained_.adapts() ? visits(part) : request_.limits.host_use != HostUse::kNone;
+  if (!on_hosts && !is_gathered) return each.total(replicas);
   const bool is_expert = part == UnitPart::kExperts;
   const double layers = is_expert ? moe_layers_ : real(request_.model.num_layers);
   // What is gathered comes as messages first.
   const double messages = is_gathered ? 1 - 1 / replicas : 0;
   const double slots = is_expert ? VisitSlots().experts : VisitSlots().attention + messages;
-  const Bytes whole = each.weights_and_gradients();
-  const Bytes kept = is_gathered ? each.total() / replicas : 0;
+  const Bytes whole = (visits(part) ? housed(part).visits : each).weights_and_gradients();
+  const Bytes kept = is_gathered    ? each.total() / replicas
+                     : visits(part) ? housed(part).stays.total(replicas)
+                                    : 0;
   if (visits(part) || (is_gathered && part == UnitPart::kAttention))
     return kept + whole * std::min(1.0, slots / std::max(1.0, layers));
   return kept + whole + messages * each.gradients / 2;  // of embedding and head one at a time
@@ -307,7 +310,8 @@ Bytes Rates::state_bytes(UnitPart part, double replicas) const {
 
 void settle_homes(const PlanRequest& request, Plan& plan) {
   if (request.limits.gather_weights) shard_weights(plan);
-  keep_on_hosts(request.limits.host_use, request.model, request.cluster, plan);
+  keep_on_hosts(request.limits.host_use, request.model, request.cluster, plan,
+                request.trained.lora != nullptr);
 }
 
 double Rates::hit(double owned) const { return hit_chance(request_.model, owned); }

@@ -68,6 +68,7 @@ class Rates {
   const ParamCounts& counts() const { return counts_; }
   const TrainedShares& trained() const { return trained_; }
   /// Of a parameter of the part, on average, by the request's dtypes.
+  Housed housed(UnitPart part) const { return trained_.mean_housed(state_bytes_of(request_), part); }
   StateBytes state_of(UnitPart part) const { return trained_.mean(state_bytes_of(request_), part); }
   /// Numbers of so many parameters of the part that are trained.
   double trained_of(UnitPart part, double parameters) const {

@@ -133,10 +133,17 @@ void StageCosts::add_states(Part& part, const StageDevices& stage, const Held& h
   const double holders = real(order_.groups * stage.count), parameters = held.parameters;
   const double visits = held.visits;
   const StateBytes state = rates_.state_of(held.part);
-  if (rates_.request().limits.host_use != HostUse::kNone) {
-    const Bytes here = parameters * state.weights_and_gradients();
-    (rates_.visits(held.part) ? part.attention_visit : part.states) = here;
-    // Where attention parts live on hosts, embedding and head do, too. Hosts sum the gradients of theirs.
+  if (rates_.visits(held.part)) {
+    const Housed housed = rates_.housed(held.part);
+    part.attention_visit = parameters * housed.visits.weights_and_gradients();
+    part.states = parameters * housed.stays.total(order_.shard_optimizer ? holders : 1);
+    // Hosts sum the gradients of what visits.
+    part.reduction = reduction_bytes(parameters, holders, housed.stays.gradients);
+    return;
+  }
+  if (rates_.request().limits.host_use != HostUse::kNone && !rates_.trained().adapts()) {
+    part.states = parameters * state.weights_and_gradients();
+    // Where attention parts live on hosts, embedding and head do, too.
     if (!rates_.visits(UnitPart::kAttention))
       part.reduction = reduction_bytes(parameters, holders, state.gradients);
     return;
@@ -182,7 +189,10 @@ StageCosts::Part StageCosts::layer(const StageDevices& stage, bool dense, Recomp
   const LayerCost experts = rates_.experts(stage.cls, copies, owned(stage), recompute);
   const double held = owned(stage) * real(rates_.counts().expert);
   if (rates_.visits(UnitPart::kExperts)) {
-    part.experts_visit = held * state.weights_and_gradients();
+    const Housed housed = rates_.housed(UnitPart::kExperts);
+    part.experts_visit = held * housed.visits.weights_and_gradients();
+    part.states += held * housed.stays.total(order_.shard_optimizer ? groups : 1);
+    part.reduction = std::max(part.reduction, reduction_bytes(held, groups, housed.stays.gradients));
   } else {
     part.states += held * rates_.state_bytes(UnitPart::kExperts, order_.shard_optimizer ? groups : 1);
     part.reduction = std::max(part.reduction, reduction_bytes(held, groups, state.gradients));
@@ -374,7 +384,7 @@ Seconds StageCosts::end_of_step(const LayerRun& run) const {
   const StateExchange own = state_exchange(cls, told * experts, groups, 1);
   const Seconds exchanged =
       (stages_there * shared.port + cls.per_node * own.port) / cls.port + shared.inside + own.inside;
-  if (rates_.request().limits.host_use == HostUse::kNone)
+  if (rates_.request().limits.host_use == HostUse::kNone || rates_.trained().adapts())
     return exchanged + rates_.update(stage.cls, updated);
   const double of_node = cls.per_node * experts + stages_there * attention;
   return exchanged + rates_.host_update(stage.cls, of_node);

@@ -207,7 +207,7 @@ bool Evaluator::fits(const std::vector<Bytes>& memory, double scale) {
 }
 
 bool Evaluator::fits_hosts(const Plan& plan) {
-  const std::string over = overfilled_host(plan, request_.model, request_.cluster, request_.trained.frozen);
+  const std::string over = overfilled_host(plan, request_.model, request_.cluster, request_.trained);
   if (!over.empty()) last_overfill_ = over;
   return over.empty();
 }

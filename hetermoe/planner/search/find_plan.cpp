@@ -27,6 +27,7 @@ PlanResult search_with_hosts(PlanRequest request, PlanResult without) {
   std::optional<PlanResult> best;
   std::string lack;
   for (const HostUse use : kHostUses) {
+    if (offload_entries(use, request.trained.lora != nullptr).empty()) continue;
     request.limits.host_use = use;
     PlanResult result = search_plans(request);
     if (!result.feasible()) {
@@ -139,15 +140,15 @@ PlanResult try_gathers_too(PlanRequest request, PlanResult without) {
 
 PlanResult plan_all_devices(const PlanRequest& settled) {
   PlanResult result = search_plans(settled);
-  if (settled.trained.lora != nullptr) return result;  // adapters go with neither of what follows
-  if (!result.feasible() && settled.limits.shard_optimizer && settled.cluster.num_devices() > 1)
+  // Frozen weights are not divided, and adapters keep their optimizer.
+  const bool adapts = settled.trained.lora != nullptr, gathers = settled.limits.shard_optimizer && !adapts;
+  if (!result.feasible() && gathers && settled.cluster.num_devices() > 1)
     result = search_with_gathers(settled, std::move(result));
-  else if (result.feasible() && settled.limits.shard_optimizer &&
-           settled.cluster.num_devices() <= kFewDevicesToSearchAgain && memory_binds(result) &&
-           gathers_much(settled))
+  else if (result.feasible() && gathers && settled.cluster.num_devices() <= kFewDevicesToSearchAgain &&
+           memory_binds(result) && gathers_much(settled))
     result = try_gathers_too(settled, std::move(result));
   if (!settled.limits.offload || !has_hosts(settled.cluster)) return result;
-  if (result.feasible()) return try_hosts_too(settled, std::move(result));
+  if (result.feasible()) return adapts ? result : try_hosts_too(settled, std::move(result));
   return search_with_hosts(settled, std::move(result));
 }
 

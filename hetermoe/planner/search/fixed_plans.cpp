@@ -37,6 +37,7 @@ std::vector<std::pair<Seconds, Plan>> fixed_plans(const Rates& rates, const Stra
   ask.seq_len = request.seq_len;
   ask.sequences = request.sequences;
   ask.dtype = request.dtype;
+  ask.trained = rates.trained();
   for (const i64 count : microbatch_counts(request)) {
     ask.microbatches = count;
     Plan plan = strategy.make(request.model, request.cluster, ask);

@@ -41,9 +41,10 @@ i64 most_groups(const Rates& rates) {
   StateBytes of_experts = rates.state_of(UnitPart::kExperts),
              of_others = rates.state_of(UnitPart::kAttention);
   if (rates.request().limits.host_use != HostUse::kNone) {
-    of_experts.master = of_experts.moments = of_others.master = of_others.moments = 0;
-    if (rates.visits(UnitPart::kExperts)) of_experts = {};
-    if (rates.visits(UnitPart::kAttention)) of_others = {};
+    if (!rates.trained().adapts())
+      of_experts.master = of_experts.moments = of_others.master = of_others.moments = 0;
+    if (rates.visits(UnitPart::kExperts)) of_experts = rates.housed(UnitPart::kExperts).stays;
+    if (rates.visits(UnitPart::kAttention)) of_others = rates.housed(UnitPart::kAttention).stays;
   }
   const Bytes each_experts = experts * of_experts.weights_and_gradients();
   const Bytes each_others = others * of_others.weights_and_gradients();

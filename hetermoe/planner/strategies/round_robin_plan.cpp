@@ -25,8 +25,9 @@ namespace {
 /// What the ops of a microbatch take on one device that computes all of a layer.
 class Timer {
  public:
-  Timer(const Plan& plan, const ModelConfig& model, const CostModel& cost, double sequences, DeviceId device)
-      : plan_(plan), model_(model), cost_(cost) {
+  Timer(const Plan& plan, const ModelConfig& model, const CostModel& cost, const TrainedShares& trained,
+        double sequences, DeviceId device)
+      : plan_(plan), model_(model), cost_(cost), trained_(trained) {
     work_.device = device;
     work_.seq_len = plan.seq_len;
     work_.tokens = work_.rows = sequences * real(plan.seq_len);
@@ -40,22 +41,26 @@ class Timer {
     const bool apart = recomputes_apart(recompute_of(plan_, 0, layer), model_.is_moe(layer));
     return pass(layer, Phase::kBackward) + (apart ? pass(layer, Phase::kRecompute) : 0);
   }
-  Seconds head() { return seconds({.kind = OpKind::kHead}); }
+  Seconds head() { return seconds({.kind = OpKind::kHead}, UnitPart::kHead); }
 
  private:
   Seconds pass(i32 layer, Phase phase) {
-    const Seconds attention = seconds({.kind = OpKind::kAttention, .phase = phase, .layer = layer});
+    const Seconds attention =
+        seconds({.kind = OpKind::kAttention, .phase = phase, .layer = layer}, UnitPart::kAttention);
     if (!model_.is_moe(layer)) return attention;
-    return attention + seconds({.kind = OpKind::kExperts, .phase = phase, .layer = layer});
+    return attention +
+           seconds({.kind = OpKind::kExperts, .phase = phase, .layer = layer}, UnitPart::kExperts);
   }
-  Seconds seconds(const Op& op) {
+  Seconds seconds(const Op& op, UnitPart part) {
     work_.op = op;
+    work_.frozen = trained_.mean(part).frozen;
     return cost_.compute(work_);
   }
 
   const Plan& plan_;
   const ModelConfig& model_;
   const CostModel& cost_;
+  const TrainedShares& trained_;
   ComputeWork work_;
 };
 
@@ -187,13 +192,13 @@ std::vector<double> fetch_seconds(const ModelConfig& model, const Cluster& clust
 }  // namespace
 
 TurnTimes expected_turn_times(const Plan& plan, const ModelConfig& model, const Cluster& cluster,
-                              double sequences) {
+                              double sequences, const TrainedShares& trained) {
   const std::unique_ptr<CostModel> cost = make_cost(model, cluster, plan, load_profiles(cluster));
   TurnTimes times;
   times.hop = hop_seconds(model, *cost, plan, sequences);
   if (has_hosts(cluster)) times.fetch = fetch_seconds(model, cluster, *cost, plan);
   for (const DeviceId device : plan.groups[0].devices) {
-    Timer timer(plan, model, *cost, sequences, device);
+    Timer timer(plan, model, *cost, trained, sequences, device);
     LayerTimes& layers = times.of_devices.emplace_back();
     for (i32 l = 0; l < static_cast<i32>(model.num_layers); ++l) {
       layers.forward.push_back(timer.forward(l));
@@ -261,8 +266,8 @@ class RoomForRounds {
  public:
   /// `uses`: of hosts, the least first.
   RoomForRounds(const Plan& plan, const ModelConfig& model, const Cluster& cluster,
-                std::vector<HostEntries> uses)
-      : plan_(plan), model_(model), cluster_(cluster), uses_(std::move(uses)) {}
+                const TrainedShares& trained, std::vector<HostEntries> uses)
+      : plan_(plan), model_(model), cluster_(cluster), trained_(trained), uses_(std::move(uses)) {}
 
   struct Found {
     const Rounds* rounds;
@@ -322,12 +327,13 @@ class RoomForRounds {
     if (saves_slots) save_slots(plan_);
     Plan kept = plan_;
     offload(kept, model_, cluster_, use, "plan.offload");
-    return overfilled_device(estimate_memory(kept, model_), cluster_).empty();
+    return overfilled_device(estimate_memory(kept, model_, {}, trained_), cluster_).empty();
   }
 
   Plan plan_;
   const ModelConfig& model_;
   const Cluster& cluster_;
+  const TrainedShares& trained_;
   std::vector<HostEntries> uses_;
 };
 
@@ -336,7 +342,7 @@ std::optional<RoomForRounds::Found> best_with_room(const Plan& plan, const Model
                                                    const Cluster& cluster, const StrategyRequest& request,
                                                    const std::vector<Rounds>& ranked) {
   const auto best = [&](std::vector<HostEntries> uses) {
-    return RoomForRounds(plan, model, cluster, std::move(uses)).best(ranked);
+    return RoomForRounds(plan, model, cluster, request.trained, std::move(uses)).best(ranked);
   };
   std::optional<RoomForRounds::Found> found;
   if (!request.offload.empty() || !has_hosts(cluster)) found = best({request.offload});
@@ -367,11 +373,12 @@ Plan make_roundpipe(const ModelConfig& model, const Cluster& cluster, const Stra
   asked.dtype.assign(base.dtype.size(), request.dtype);
   asked.wire_forward = asked.wire_backward = request.dtype;
   const double largest = real(*std::max_element(group.microbatches.begin(), group.microbatches.end()));
-  const std::vector<Rounds> ranked = ranked_rounds(expected_turn_times(asked, model, cluster, largest),
-                                                   {.devices = static_cast<i64>(group.devices.size()),
-                                                    .microbatches = request.microbatches,
-                                                    .round = std::max(0, request.window),
-                                                    .drains = request.staleness == 0});
+  const std::vector<Rounds> ranked =
+      ranked_rounds(expected_turn_times(asked, model, cluster, largest, request.trained),
+                    {.devices = static_cast<i64>(group.devices.size()),
+                     .microbatches = request.microbatches,
+                     .round = std::max(0, request.window),
+                     .drains = request.staleness == 0});
   const auto found = best_with_room(asked, model, cluster, request, ranked);
   deal_turns(base, found ? *found->rounds : ranked.front());
   if (found) base.slots = found->slots;

@@ -7,7 +7,7 @@ namespace hetermoe {
 /// Expected seconds of a microbatch of so many sequences on the devices of a group for each layer. The
 /// plan says of each layer how it recomputes.
 TurnTimes expected_turn_times(const Plan& plan, const ModelConfig& model, const Cluster& cluster,
-                              double sequences);
+                              double sequences, const TrainedShares& trained = {});
 
 /// Gives the turns of `rounds` to the devices of the plan's only group. Experts are computed where their
 /// tokens are; all but the fused layers recompute.

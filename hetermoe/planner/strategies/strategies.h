@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "hetermoe/base/integer_split.h"
+#include "hetermoe/cost/trained.h"
 #include "hetermoe/plan/plan.h"
 
 namespace hetermoe {
@@ -83,6 +84,7 @@ struct StrategyRequest : CutOptions {
   bool expects_times = true;         ///< af_pipe: sets Plan::expected; else that is left to the caller
   i64 staleness = 0;                 ///< steps that weights lag: with 1 steps overlap
   std::vector<std::string> offload;  ///< what plan.offload will be, for strategies that ask for memory
+  TrainedShares trained = {};        ///< likewise, of the model; for time as well
 };
 
 /// How a strategy uses devices, the narrowest first.

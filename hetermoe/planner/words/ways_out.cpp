@@ -70,7 +70,7 @@ class WaysOut {
   }
 
   void hosts() {
-    if (!request_.limits.offload || !request_.trained.all()) return;
+    if (!request_.limits.offload) return;
     PlanRequest next = request_;
     for (Node& node : next.cluster.nodes) {
       if (!node.host) node.host.emplace();
@@ -79,7 +79,7 @@ class WaysOut {
     const std::optional<PlanResult> result = plan_of(next);
     if (!result) return;
     const std::vector<Bytes> memory =
-        estimate_host_memory(result->best().plan, next.model, next.cluster, next.trained.frozen);
+        estimate_host_memory(result->best().plan, next.model, next.cluster, next.trained);
     ways_.push_back(fmt::format("{:.0f} GiB of main memory a node (host: in the cluster file)",
                                 std::ceil(*std::max_element(memory.begin(), memory.end()) / kGiB)));
   }

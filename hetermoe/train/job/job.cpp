@@ -287,6 +287,8 @@ Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& c
   request.dtype = emulated_dtype(job, options.attention_dtype.value_or(Dtype::kFp32));
   request.staleness = job.train.staleness;
   request.offload = options.offload;
+  const StepOptions step = step_options(job, model);
+  request.trained = TrainedShares({step.frozen, step.lora}, model);
   static_cast<CutOptions&>(request) = options;
   Plan plan = strategy.make(model, cluster, request);
   if (!options.experts_moved.empty()) {

@@ -99,12 +99,16 @@ void check_adapter_is_there(const std::string& name, bool is_there) {
 void check_lora_plan(const Job& job, const Plan& plan, const ModelConfig& model) {
   if (job.train.lora.rank == 0) return;
   for (const State& state : make_states(plan, model)) {
-    if (state.homes.empty() && !state.transient()) continue;
-    fail<ConfigError>(
-        "train.lora",
-        "cannot go with a plan whose weights or optimizer states live on hosts (plan.offload) or "
-        "whose weights are divided (plan.shard_weights): leave one of both out. Adapters are "
-        "small: their optimizer states fit on the devices");
+    if (state.gathered())
+      fail<ConfigError>("train.lora",
+                        "cannot go with a plan whose weights are divided (plan.shard_weights): leave one of "
+                        "both out. What adapters leave to divide is small; plan.offload: [weights] keeps "
+                        "frozen weights on hosts");
+    if (!state.homes.empty() && !state.visits())
+      fail<ConfigError>(
+          "plan.offload",
+          "got optimizer with train.lora, expected weights, all or PART.weights: frozen weights "
+          "have no optimizer states, and those of adapters stay on the devices");
   }
 }
 

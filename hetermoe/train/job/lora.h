@@ -15,8 +15,7 @@ void settle_adapters(TrainOptions& train, const std::function<bool(const std::st
 /// have an adapter, or some experts of a layer and not the others, and when train.freeze is given as well.
 std::shared_ptr<const Lora> lora_of(const TrainOptions& train, const ModelConfig& model);
 
-/// Throws ConfigError where the plan keeps weights or optimizer state of adapted units on hosts, or weights
-/// divided.
+/// Throws ConfigError where the plan divides weights, or has optimizer states on hosts without their weights.
 void check_lora_plan(const Job& job, const Plan& plan, const ModelConfig& model);
 
 /// Throws ConfigError for a tensor that is an adapter and not in a checkpoint.
