@@ -60,13 +60,14 @@ bool pays_two_levels(const Cluster& cluster, std::span<const PlaceId> holders) {
   std::map<NodeId, double> on_node;
   for (const PlaceId holder : holders) on_node[cluster.node_of(holder)] += 1;
   if (on_node.size() < 2 || on_node.size() == holders.size()) return false;
-  const double all = real(holders.size());
+  const double all = real(holders.size()), others = real(on_node.size() - 1);
   Seconds flat = 0, inside = 0, between = 0;  // for a tensor of one byte
   for (const auto& [node, count] : on_node) {
     const Node& at = cluster.nodes[idx(node)];
     const Seconds once = (all - count) / all / at.network;
     flat = std::max(flat, count * once);
-    between = std::max(between, once);
+    // A sum leaves the node for each part of others, and one of every other node comes for each of its own.
+    between = std::max({between, once, others * count / all / at.network});
     if (count == 1) continue;
     flat = std::max(flat, (count - 1) / all / at.local);
     inside = std::max(inside, (count - 1) / count / at.local);

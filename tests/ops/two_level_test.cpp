@@ -76,7 +76,8 @@ TEST(TwoLevel, PartnersAgree) {
   }
 }
 
-bool pays(double network, double local, const std::vector<i32>& on_nodes) {
+/// of_last: network of the last node, as a multiple of that of the others.
+bool pays(double network, double local, const std::vector<i32>& on_nodes, double of_last = 1) {
   Case c;
   for (std::size_t n = 0; n < on_nodes.size(); ++n) {
     c.cluster.nodes.push_back({fmt::format("n{}", n), network, 5e-6, local, 2e-6});
@@ -85,6 +86,7 @@ bool pays(double network, double local, const std::vector<i32>& on_nodes) {
       c.cluster.devices.push_back({0, static_cast<NodeId>(n), 1});
     }
   }
+  c.cluster.nodes.back().network *= of_last;
   return pays_two_levels(c.cluster, c.holders);
 }
 
@@ -94,6 +96,12 @@ TEST(TwoLevel, PaysWhereLinksInsideNodesAreFast) {
   EXPECT_FALSE(pays(50e9, 450e9, {8})) << "one node";
   EXPECT_FALSE(pays(50e9, 450e9, {1, 1, 1})) << "no node has two";
   EXPECT_TRUE(pays(50e9, 450e9, {7, 8, 1}));
+}
+
+/// The first node takes a sum for each of its two parts, as many bytes as without two levels.
+TEST(TwoLevel, DoesNotPayWhereTheNodeWithMostHoldersHasTheSlowestPort) {
+  EXPECT_FALSE(pays(25e9, 450e9, {2, 1}, 2));
+  EXPECT_TRUE(pays(25e9, 450e9, {2, 2}, 2));
 }
 
 }  // namespace

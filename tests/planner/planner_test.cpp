@@ -372,6 +372,13 @@ TEST(PlannerOracle, FindsZebraThatOnlyTheSimulatorFavours) {
   for (const u64 seed : {273, 374, 414}) expect_near_optimum(seed, 1, {2, 4, 3});
 }
 
+/// The optimum has other owners in each layer; with the same ones in all layers a plan of other devices with
+/// attention, other microbatches or another window is faster. Of the last one a single layer alone gains
+/// nothing.
+TEST(PlannerOracle, MovesExpertsOfOtherPlansThanTheBest) {
+  for (const u64 seed : {69, 419, 460}) expect_near_optimum(seed, 1, {2, 4, 3});
+}
+
 TEST(PlannerOracle, IsNearTheOptimumOfLargerInstances) {
   expect_near_optimum(80, static_cast<int>(testing::cases(20)), {4, 6, 5});
 }

@@ -1,6 +1,12 @@
 #include "hetermoe/planner/search/climb.h"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
+#include <ranges>
+#include <set>
+#include <tuple>
+#include <utility>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/planner/search/neighbours.h"
@@ -11,8 +17,13 @@ namespace {
 
 constexpr double kMaxEstimateRatio = 1.1;  ///< of a neighbour worth rounding, to that of the current sketch
 constexpr i32 kMostChunks = 8;
-constexpr DeviceId kFewDevicesToMoveExperts = 8;  ///< of a cluster whose experts are moved one by one
-constexpr std::size_t kFewGroups = 4;             ///< plans of more are changed as sketches alone
+constexpr DeviceId kFewDevicesByLayer = 8;  ///< of a cluster in which experts of single layers move
+constexpr DeviceId kMostByLayer = 16;       ///< of one in which those of the winner do
+constexpr i64 kWinnerPart = 2;              ///< such a part of the budget is added for the winner
+constexpr i64 kLayerPart = 8;            ///< such a part of it is for climbs from others than the best plan
+constexpr std::size_t kLayerKinds = 8;   ///< from so many kinds of them,
+constexpr double kLayerStepRatio = 1.1;  ///< whose step over the best one is no more
+constexpr std::size_t kFewGroups = 4;    ///< plans of more are changed as sketches alone
 
 /// Figures of a plan that leave the work where it is.
 struct OrderFigures {
@@ -70,7 +81,7 @@ void Climb::run(i64 start) {
 
 void Climb::run_by_layer(i64 start) {
   evaluator_.start_from(start);
-  while (may_go_on() && improve_layers()) {
+  while (may_go_on() && (improve_layers() || improve_order())) {
   }
   evaluator_.start_from(-1);
 }
@@ -136,21 +147,70 @@ bool Climb::improve_order() {
   return evaluator_.current() != before;
 }
 
-/// An expert of one layer on another device of a small cluster: sketches give all layers as many.
+/// An expert of all layers, or of one layer, on another device of a small cluster: sketches give all layers
+/// as many by estimate. The busiest device gives to the least busy one first. Where the first layers stand
+/// for all, single ones say nothing.
 bool Climb::improve_layers() {
   const i64 before = evaluator_.current();
-  const DeviceId devices = request_.cluster.num_devices();
-  if (devices > kFewDevicesToMoveExperts || evaluator_.plan_of(before).groups.size() > 1) return false;
-  for (std::size_t l = 0; l < idx(request_.model.num_layers); ++l) {
-    for (DeviceId from = 0; from < devices; ++from) {
-      for (DeviceId to = 0; to < devices; ++to) {
-        if (from == to || !may_go_on()) continue;
-        Plan next = evaluator_.plan_of(evaluator_.current());
-        if (move_expert(next.groups[0], l, from, to)) evaluator_.evaluate(std::move(next));
-      }
+  if (evaluator_.plan_of(before).groups.size() > 1) return false;
+  const std::vector<double> busy = evaluator_.at(before).candidate.prediction.busy;
+  std::vector<DeviceId> devices(busy.size());
+  std::iota(devices.begin(), devices.end(), 0);
+  std::ranges::stable_sort(devices, std::greater{}, [&](DeviceId d) { return busy[idx(d)]; });
+  const std::size_t layers = evaluator_.shortens() ? 0 : idx(request_.model.num_layers);
+  for (const DeviceId from : devices) {
+    for (const DeviceId to : devices | std::views::reverse) {
+      if (from == to) continue;
+      move_experts(0, idx(request_.model.num_layers), from, to);
+      for (std::size_t l = 0; l < layers && layers > 1; ++l) move_experts(l, l + 1, from, to);
     }
   }
   return evaluator_.current() != before;
+}
+
+void Climb::move_experts(std::size_t first, std::size_t end, DeviceId from, DeviceId to) {
+  if (!may_go_on()) return;
+  Plan next = evaluator_.plan_of(evaluator_.current());
+  bool moved = false;
+  for (std::size_t l = first; l < end; ++l) moved = move_expert(next.groups[0], l, from, to) || moved;
+  if (moved) evaluator_.evaluate(std::move(next));
+}
+
+namespace {
+
+/// What tells plans to climb from apart: microbatches, whether all are in flight, devices with attention.
+using LayerKind = std::tuple<std::size_t, bool, std::vector<DeviceId>>;
+
+LayerKind kind_of(const Plan& plan) {
+  const Group& group = plan.groups[0];
+  std::vector<DeviceId> attention;
+  for (const Share& share : group.layers[0].attention[0]) attention.push_back(share.device);
+  return {group.microbatches.size(), plan.window == 0, std::move(attention)};
+}
+
+}  // namespace
+
+void climb_by_layer(const PlanRequest& request, Evaluator& evaluator, GroupChoice& choice) {
+  if (evaluator.empty() || request.cluster.num_devices() > kFewDevicesByLayer) return;
+  Climb(request, evaluator, choice, 0).run_by_layer(evaluator.best());
+  const i64 part = evaluator.whole_budget() / kLayerPart;
+  Climb climb(request, evaluator, choice, std::max<i64>(0, evaluator.budget() - part));
+  std::set<LayerKind> kinds;
+  for (const i64 start : evaluator.by_step()) {
+    if (!climb.may_go_on() || kinds.size() == kLayerKinds ||
+        evaluator.step_of(start) > kLayerStepRatio * evaluator.step_of(evaluator.best()))
+      return;
+    const Plan plan = evaluator.plan_of(start);
+    if (plan.groups.size() > 1 || traits_of(plan.order).has_stages) continue;
+    if (kinds.insert(kind_of(plan)).second) climb.run_by_layer(start);
+  }
+}
+
+void climb_winner_by_layer(const PlanRequest& request, Evaluator& evaluator, GroupChoice& choice) {
+  if (evaluator.empty() || request.cluster.num_devices() > kMostByLayer) return;
+  const i64 before = std::max<i64>(0, evaluator.budget());
+  evaluator.add_budget(evaluator.whole_budget() / kWinnerPart);
+  Climb(request, evaluator, choice, before).run_by_layer(evaluator.best());
 }
 
 }  // namespace hetermoe

@@ -106,6 +106,7 @@ class Search {
   void search() {
     search_all();
     search_nearby();
+    climb_winner_by_layer(request_, evaluator_, choice_);
     evaluate_residences(evaluator_);
   }
 
@@ -118,7 +119,7 @@ class Search {
       if (&round == kRounds) simulate_fixed();
       improve(round);
     }
-    if (has_best()) Climb(request_, evaluator_, choice_, 0).run_by_layer(evaluator_.best());
+    climb_by_layer(request_, evaluator_, choice_);
     if (evaluator_.empty()) simulate_any();
   }
 
