@@ -59,9 +59,8 @@ inline void load(Session& session, const TensorsByName& values) {
 
 /// Of the adapters, from those of the merged matrices of the plain model.
 inline ReferenceResult reference_of(const ModelConfig& model, const Lora& lora, const TensorsByName& values,
-                                    const StepInput& input, i64 aux_group = 1) {
-  ReferenceResult out =
-      reference_step(model, with_merged(values, &lora), input.tokens, input.targets, aux_group);
+                                    const StepInput& input, const AuxLoss& aux = {.group = 1}) {
+  ReferenceResult out = reference_step(model, with_merged(values, &lora), input.tokens, input.targets, aux);
   add_adapter_gradients(out.grads, values, lora);
   std::erase_if(out.grads, [](const auto& entry) { return !is_adapter(entry.first); });
   return out;

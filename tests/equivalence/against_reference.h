@@ -24,10 +24,9 @@ inline Comparison against_reference(const ModelConfig& model, const Cluster& clu
   if (change) change(input);
   const StepResult result = rig.executor().run(input);
   EXPECT_TRUE(rig.differing_replicas().empty());
-  return compare(
-      result, rig.gradients(),
-      reference_step(model, values, input.tokens, input.targets,
-                     {options.step.aux_group, options.step.aux_per_layer}, {}, input.starts, input.router));
+  return compare(result, rig.gradients(),
+                 reference_step(model, values, input.tokens, input.targets, aux_of(options.step), {},
+                                input.starts, input.router));
 }
 
 }  // namespace hetermoe::testing

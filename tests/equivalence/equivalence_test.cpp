@@ -89,9 +89,8 @@ Comparison run_and_compare(const ModelConfig& model, const Cluster& cluster, con
   coverage.count_plan(rig.placement(), rig.schedule(), model, cluster);
   coverage.count_result(result, model);
   EXPECT_TRUE(rig.differing_replicas().empty()) << *rig.differing_replicas().begin();
-  return compare(
-      result, rig.gradients(),
-      reference_step(model, values, input.tokens, input.targets, {step.aux_group, step.aux_per_layer}));
+  return compare(result, rig.gradients(),
+                 reference_step(model, values, input.tokens, input.targets, aux_of(step)));
 } catch (const c10::Error& error) {
   return {1, 1, 1, error.what_without_backtrace()};
 } catch (const std::exception& error) {

@@ -147,7 +147,7 @@ TEST(AdaptersOnHostsOfRandomPlans, GiveTheGradientsOfTheReference) {
     load(session, values);
     const StepInput input = random_input(c.plan, c.model);
     const StepResult result = session.train_step(input);
-    const ReferenceResult reference = reference_of(c.model, *c.step.lora, values, input, c.step.aux_group);
+    const ReferenceResult reference = reference_of(c.model, *c.step.lora, values, input, aux_of(c.step));
     const Comparison compared = compare(result, session.gradients(), reference);
     EXPECT_LE(compared.max(), kTolerance) << describe(c) << ": " << compared.worst;
   }

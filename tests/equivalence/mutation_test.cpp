@@ -67,8 +67,8 @@ Outcome run(const Scene& s, const RigOptions& mutation) {
   Outcome out;
   try {
     const StepResult result = rig.executor().run(input);
-    const ReferenceResult expected = reference_step(s.model, values, input.tokens, input.targets,
-                                                    {s.step.aux_group, s.step.aux_per_layer});
+    const ReferenceResult expected =
+        reference_step(s.model, values, input.tokens, input.targets, aux_of(s.step));
     out.error = compare(result, rig.gradients(), expected).max();
     double squares = 0;
     for (const auto& [name, grad] : expected.grads) squares += grad.pow(2).sum().item<double>();

@@ -53,8 +53,8 @@ inline Ran run_step(const ModelConfig& model, const Cluster& cluster, const Plan
   rig.load(values);
   StepInput input = random_input(plan, model);
   input.choices = choices;
-  const ReferenceResult reference = reference_step(model, values, input.tokens, input.targets,
-                                                   {step.aux_group, step.aux_per_layer}, choices);
+  const ReferenceResult reference =
+      reference_step(model, values, input.tokens, input.targets, aux_of(step), choices);
   if (change) change(input);
   Ran out;
   out.result = rig.executor().run(input);

@@ -40,8 +40,7 @@ TEST(GpuPath, EqualsTheReferenceAndDelaysChangeNoBit) {
       const Outcome plain = one_step(s, {});
       const StepInput input = random_input(s.plan, s.model);
       const ReferenceResult expected =
-          reference_step(s.model, lively_values(s.model), input.tokens, input.targets,
-                         {s.step.aux_group, s.step.aux_per_layer});
+          reference_step(s.model, lively_values(s.model), input.tokens, input.targets, aux_of(s.step));
       EXPECT_LE(compare(plain.result, plain.gradients, expected).max(), 1e-10) << strategy;
       const Outcome streamed = one_step(s, fake_streams({.seed = 3, .most_delay_us = 200}));
       EXPECT_EQ(plain.result.loss, streamed.result.loss) << strategy;

@@ -15,6 +15,9 @@
 // reference.
 namespace hetermoe::testing {
 
+/// Over what the reference computes the load-balancing loss of such a step.
+inline AuxLoss aux_of(const StepOptions& step) { return {step.aux_group, step.aux_per_layer}; }
+
 /// Of tests in fp64 against the reference, relative to the largest entry of each gradient.
 constexpr double kTolerance = 1e-10;
 

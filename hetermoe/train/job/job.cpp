@@ -309,11 +309,10 @@ Plan plan_of_file(const Job& job) {
   only_file.file = job.plan.file;
   const Json expected = write_fields(only_file), got = write_fields(job.plan);
   for (const auto& [key, value] : got.items()) {
-    if (value != expected[key]) {
-      fail<ConfigError>("plan." + key,
-                        "got {}, but the plan comes from {}: change it there, or leave out plan.file",
-                        describe(value), job.plan.file);
-    }
+    if (value == expected[key]) continue;
+    fail<ConfigError>("plan." + key,
+                      "got {}, but the plan comes from {}: change it there, or leave out plan.file",
+                      describe(value), job.plan.file);
   }
   return plan_from_json(read_json(job.plan.file), job.plan.file);
 }
