@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "tests/cli/program.h"
+#include "tests/support/case_count.h"
 
 // verify --step and doctor --cluster as a user runs them.
 namespace hetermoe {
@@ -169,6 +170,18 @@ TEST(Launch, RestartsARunWhoseFilesCouldNotBeWritten) {
   const ProgramResult result = run_hetermoe(words);
   EXPECT_EQ(result.code, 1) << result.err;
   EXPECT_TRUE(contains(result.out, "\"restarts\": 1")) << result.out;
+}
+
+/// README: what a newcomer runs first learns more than how often each byte occurs, and no router collapses.
+TEST(FirstRuns, LearnMoreThanHowOftenBytesOccurWithoutWarnings) {
+  if (!every_case()) GTEST_SKIP() << "trains for two minutes: ./dev check-all";
+  for (const char* job : {"tour", "demo"}) {
+    const WorkFolder folder;
+    const std::string file = fmt::format(HM_SOURCE_DIR "/configs/jobs/{}.yaml", job);
+    const Json run = json_of({"train", file, "--json", "--output", folder / job}).at("executed");
+    EXPECT_LT(run.at("validation_loss").get<double>(), run.at("unigram_entropy").get<double>()) << job;
+    EXPECT_EQ(run.at("warnings"), Json::array()) << job;
+  }
 }
 
 }  // namespace

@@ -63,7 +63,7 @@ Comparison run_dense(const ModelConfig& model, const Cluster& cluster, const Pla
   const StepInput input = random_input(plan, model);
   const StepResult result = rig.executor().run(input);
   EXPECT_TRUE(rig.differing_replicas().empty()) << plan.strategy;
-  return compare(result, rig.gradients(), reference_step(model, values, input.tokens, input.targets, 1));
+  return compare(result, rig.gradients(), reference_step(model, values, input.tokens, input.targets, {1}));
 }
 
 TEST(DenseModels, EqualTheReferenceByEveryStrategyThatTakesThem) {

@@ -300,7 +300,7 @@ TEST(Equivalence, ExpertThatIsNeverChosenHasZeroGradientOnEveryReplica) {
     const StepResult result = rig.executor().run(input);
     const TensorsByName gradients = rig.gradients();
     const Comparison c =
-        compare(result, gradients, reference_step(model, values, input.tokens, input.targets, 1));
+        compare(result, gradients, reference_step(model, values, input.tokens, input.targets, {1}));
     EXPECT_LE(c.max(), kTolerance) << named.name << " " << c.worst;
     i64 seen = 0;
     for (const auto& [name, gradient] : gradients) {
@@ -420,7 +420,7 @@ TEST(Equivalence, FiveOptimizerStepsEqualAPlainLoop) {
         input.learning_rate = 2e-3;
         input.max_grad_norm = step == 1 ? 0 : 0.8;
         const StepResult result = rig.executor().run(input);
-        adamw.step(values, reference_step(model, values, input.tokens, input.targets, 1).grads, input);
+        adamw.step(values, reference_step(model, values, input.tokens, input.targets, {1}).grads, input);
         EXPECT_LE(relative(result.grad_norm, adamw.norm), 1e-9) << named.name << " step " << step;
         clipped += input.max_grad_norm > 0 && adamw.norm > input.max_grad_norm ? 1 : 0;
         EXPECT_TRUE(rig.differing_replicas().empty()) << named.name << " step " << step;

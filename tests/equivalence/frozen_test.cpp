@@ -73,7 +73,7 @@ TEST_P(FrozenUnits, GradientsOfTheOthersAreTheReferences) {
         rig.load(values);
         const StepInput input = random_input(plan, model);
         const StepResult result = rig.executor().run(input);
-        ReferenceResult expected = reference_step(model, values, input.tokens, input.targets, 1);
+        ReferenceResult expected = reference_step(model, values, input.tokens, input.targets, {1});
         expected.grads = without(model, expected.grads, choice.units);
         const Comparison c = compare(result, rig.gradients(), expected);
         EXPECT_LE(c.max(), 1e-10) << named.name << ", frozen " << choice.name << ": " << c.worst;

@@ -60,7 +60,7 @@ Comparison run_lever(const ModelConfig& model, const Cluster& cluster, const Pla
   const StepInput input = random_input(plan, model);
   const StepResult result = rig.executor().run(input);
   EXPECT_TRUE(rig.differing_replicas().empty());
-  return compare(result, rig.gradients(), reference_step(model, values, input.tokens, input.targets, 1));
+  return compare(result, rig.gradients(), reference_step(model, values, input.tokens, input.targets, {1}));
 }
 
 TEST(Levers, EveryStrategyWithEachEqualsTheReference) {
@@ -201,7 +201,7 @@ TEST(Levers, AStateThatIsReducedBeforeTheGradientsOfItsWeightsIsFound) {
     const StepInput input = random_input(plan, model);
     const StepResult result = rig.executor().run(input);
     const Comparison c =
-        compare(result, rig.gradients(), reference_step(model, values, input.tokens, input.targets, 1));
+        compare(result, rig.gradients(), reference_step(model, values, input.tokens, input.targets, {1}));
     EXPECT_TRUE(c.max() > 1e-6 || !rig.differing_replicas().empty()) << to_string(op);
     ++planted;
   }

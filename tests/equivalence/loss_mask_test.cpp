@@ -31,7 +31,7 @@ ReferenceResult expect_reference(const ModelConfig& model, const Cluster& cluste
   const StepInput input = answers_only(named.plan, model);
   const StepResult result = rig.executor().run(input);
   EXPECT_TRUE(rig.differing_replicas().empty()) << named.name;
-  ReferenceResult expected = reference_step(model, values, input.tokens, input.targets, 1);
+  ReferenceResult expected = reference_step(model, values, input.tokens, input.targets, {1});
   const Comparison comparison = compare(result, rig.gradients(), expected);
   EXPECT_LE(comparison.max(), kTolerance) << model.name << " " << named.name << ": " << comparison.worst;
   return expected;
@@ -69,7 +69,7 @@ TEST(LossMask, AMeanOfMeansIsAnotherLoss) {
   const auto loss_of = [&](i64 first, i64 count) {
     const at::Tensor targets = input.targets.narrow(0, first, count);
     const ReferenceResult result =
-        reference_step(model, values, input.tokens.narrow(0, first, count), targets, 1);
+        reference_step(model, values, input.tokens.narrow(0, first, count), targets, {1});
     return result.loss - result.aux_loss;
   };
   whole = loss_of(0, input.targets.size(0));

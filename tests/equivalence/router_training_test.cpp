@@ -39,7 +39,7 @@ RanWithRouter run_with_router(const ModelConfig& model, const Cluster& cluster, 
   RanWithRouter out;
   out.result = rig.executor().run(input);
   EXPECT_TRUE(rig.differing_replicas().empty());
-  out.expected = reference_step(model, values, input.tokens, input.targets, 1, {}, {}, router);
+  out.expected = reference_step(model, values, input.tokens, input.targets, {1}, {}, {}, router);
   out.comparison = compare(out.result, rig.gradients(), out.expected);
   return out;
 }

@@ -20,7 +20,7 @@ TEST(Session, FreshlyInitializedModelEqualsTheReference) {
     for (const auto& [name, value] : starts[0]) EXPECT_TRUE(at::equal(value, starts.back().at(name))) << name;
     const StepInput input = random_input(named.plan, model);
     const StepResult result = session.train_step(input);
-    const ReferenceResult expected = reference_step(model, starts[0], input.tokens, input.targets, 1);
+    const ReferenceResult expected = reference_step(model, starts[0], input.tokens, input.targets, {1});
     const Comparison c = compare(result, session.gradients(), expected);
     EXPECT_LE(c.max(), 1e-10) << named.name << " " << c.worst;
     // Validation: the loss of a forward-only pass, as a sum over targets.

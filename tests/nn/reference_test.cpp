@@ -31,16 +31,16 @@ TEST(Reference, GradientsEqualFiniteDifferences) {
   models.push_back(tiny_qwen2());
   for (const ModelConfig& model : models) {
     Sample s = make_sample(model);
-    const ReferenceResult base = reference_step(model, s.params, s.tokens, s.targets, 1);
+    const ReferenceResult base = reference_step(model, s.params, s.tokens, s.targets, {1});
     for (const auto& [name, grad] : base.grads) {
       const i64 place = grad.abs().flatten().argmax().item<i64>();
       const double step = 1e-5;
       at::Tensor entry = s.params[name].view(-1)[place];
       const double value = entry.item<double>();
       entry.fill_(value + step);
-      const double up = reference_step(model, s.params, s.tokens, s.targets, 1).loss;
+      const double up = reference_step(model, s.params, s.tokens, s.targets, {1}).loss;
       entry.fill_(value - step);
-      const double down = reference_step(model, s.params, s.tokens, s.targets, 1).loss;
+      const double down = reference_step(model, s.params, s.tokens, s.targets, {1}).loss;
       entry.fill_(value);
       const double expected = grad.view(-1)[place].item<double>();
       // The balancing loss counts choices, which are constant: its gradient is that of the probabilities

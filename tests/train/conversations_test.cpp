@@ -80,7 +80,7 @@ TEST(Conversations, ValidationCountsAnswersAlone) {
   TensorsByName values = trainer.session().values();
   for (auto& [name, value] : values) value = value.to(at::kDouble);
   const ReferenceResult expected =
-      reference_step(rig.model, values, input.tokens, input.targets, 1, {}, input.starts);
+      reference_step(rig.model, values, input.tokens, input.targets, {1}, {}, input.starts);
   EXPECT_NEAR(got, expected.loss - expected.aux_loss, 1e-10);
 }
 
