@@ -174,7 +174,7 @@ TEST(Launch, RestartsARunWhoseFilesCouldNotBeWritten) {
 
 /// README: what a newcomer runs first learns more than how often each byte occurs, and no router collapses.
 TEST(FirstRuns, LearnMoreThanHowOftenBytesOccurWithoutWarnings) {
-  if (!every_case()) GTEST_SKIP() << "trains for two minutes: ./dev check-all";
+  if (!testing::every_case()) GTEST_SKIP() << "trains for two minutes: ./dev check-all";
   for (const char* job : {"tour", "demo"}) {
     const WorkFolder folder;
     const std::string file = fmt::format(HM_SOURCE_DIR "/configs/jobs/{}.yaml", job);

@@ -2,6 +2,12 @@
 
 namespace hetermoe::jinja {
 
+Budget::~Budget() {
+  for (const std::weak_ptr<Namespace>& space : changed) {
+    if (const std::shared_ptr<Namespace> held = space.lock()) std::exchange(held->values, {});
+  }
+}
+
 void Budget::take() {
   if (--steps < 0) throw RenderError("the template takes more than 3 million steps");
 }

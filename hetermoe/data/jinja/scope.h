@@ -15,6 +15,8 @@ namespace hetermoe::jinja {
 struct Budget {
   i64 steps = 3'000'000;
   int calls = 0;
+  std::vector<std::weak_ptr<Namespace>> changed = {};  ///< by assignments
+  ~Budget();  ///< empties the changed ones: of two that hold each other none would end
   /// Throws RenderError when they are used up.
   void take();
   /// While a macro runs; throws RenderError where too many call each other.

@@ -49,6 +49,7 @@ struct Target {
       throw RenderError(
           fmt::format("{}: {} is {}, expected a namespace", to_text(place), names[0], kind_of(space)));
     (*found)->values.set(attribute, value);
+    if (!std::exchange((*found)->changed, true)) scope.budget().changed.push_back(*found);
   }
 };
 

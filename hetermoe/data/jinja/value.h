@@ -37,9 +37,10 @@ struct Dict {
   const Value* find(std::string_view key) const;
   void set(const std::string& key, Value value);
 };
-/// The one value that changes: {% set space.name = value %}.
+/// The one value that changes: {% set space.name = value %}. So it may hold itself.
 struct Namespace {
   Dict values;
+  bool changed = false;
 };
 /// `loop` in one pass of a loop.
 struct Loop {

@@ -1,6 +1,7 @@
 #include "hetermoe/data/jinja/template.h"
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include "tests/support/error_of.h"
 
@@ -114,6 +115,18 @@ TEST(JinjaTemplate, TakesNoMoreThanItsBudget) {
   EXPECT_NE(error("{{ range(999999) }}").find("range of over 100000"), std::string::npos);
   EXPECT_NE(error("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}").find("macros call each other"),
             std::string::npos);
+}
+
+/// The heap that templates leave behind whose namespaces hold themselves and each other.
+TEST(JinjaTemplate, NamespacesThatHoldThemselvesEndWithTheText) {
+  const Template holds(
+      "{% set a = namespace(text='x' * 100000) %}{% set b = namespace(a=a) %}{% set a.all = [a, b] %}"
+      "{{ a.all[0].text | length }}",
+      "x");
+  EXPECT_EQ(holds.render(Json::object()), "100000");
+  const std::size_t before = mallinfo2().uordblks;
+  for (int i = 0; i < 100; ++i) holds.render(Json::object());
+  EXPECT_LT(mallinfo2().uordblks, before + 1'000'000) << "10 MB are 100 texts";
 }
 
 }  // namespace
