@@ -5,6 +5,7 @@
 #include "tests/equivalence/adapters.h"
 #include "tests/support/case_count.h"
 #include "tests/support/strategy_plans.h"
+#include "tests/support/with_hosts.h"
 
 // Adapters whose frozen weights are on hosts: they are trained as if these were on the devices.
 namespace hetermoe::testing {
@@ -18,16 +19,10 @@ const std::vector<Entries>& residences() {
   return all;
 }
 
-Cluster adapted_on_hosts(i32 num_devices, i32 num_types, i32 num_nodes) {
-  Cluster cluster = make_cluster(num_devices, num_types, num_nodes);
-  for (Node& node : cluster.nodes) node.host = NodeHost{.memory_gib = 64};
-  return cluster;
-}
-
 /// Every strategy, and turns on a cluster of one node.
 template <class F>
 void for_each_adapted_plan(const ModelConfig& model, F&& f) {
-  const Cluster cluster = adapted_on_hosts(4, 3, 2), server = adapted_on_hosts(4, 1, 1);
+  const Cluster cluster = with_hosts(make_cluster(4, 3, 2)), server = with_hosts(make_cluster(4, 1, 1));
   for (NamedPlan& named : strategy_plans(model, cluster, small_step())) f(named, cluster);
   NamedPlan turns{"roundpipe", find_strategy("roundpipe").make(model, server, small_step())};
   use_fp64(turns.plan);

@@ -8,6 +8,7 @@
 #include "tests/support/case_count.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"
+#include "tests/support/with_hosts.h"
 
 // What lives on hosts changes no run: no bit where gradients are summed as before, else rounding alone.
 namespace hetermoe::testing {
@@ -60,17 +61,11 @@ void expect_no_difference(const TrainedOffloaded& expected, const TrainedOffload
   expect_same(got.values, expected.values, tolerance, what + " ");
 }
 
-Cluster demo_with_hosts() {
-  Cluster cluster = load_cluster("demo");
-  for (Node& node : cluster.nodes) node.host = NodeHost{.memory_gib = 64};
-  return cluster;
-}
-
 class Offloaded : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(Offloaded, OptimizerOnTheHostChangesNoBit) {
   const ModelConfig model = load_model(GetParam());
-  const Cluster cluster = demo_with_hosts();
+  const Cluster cluster = with_hosts(load_cluster("demo"));
   Turns turns(8);
   for (const Dtype dtype : {Dtype::kFp64, Dtype::kFp32, Dtype::kBf16}) {
     for (NamedPlan& named : strategy_plans(model, cluster, small_step())) {
@@ -90,7 +85,7 @@ TEST_P(Offloaded, OptimizerOnTheHostChangesNoBit) {
 
 TEST_P(Offloaded, WeightsOnTheHostChangeRoundingAlone) {
   const ModelConfig model = load_model(GetParam());
-  const Cluster cluster = demo_with_hosts();
+  const Cluster cluster = with_hosts(load_cluster("demo"));
   Turns turns(5);
   for (NamedPlan& named : strategy_plans(model, cluster, small_step())) {
     const TrainedOffloaded expected = run_of(model, cluster, named.plan);
@@ -120,7 +115,7 @@ TEST_P(Offloaded, WeightsOnTheHostChangeRoundingAlone) {
 /// turns.
 TEST_P(Offloaded, SavedActivationsOnTheHostChangeNoBit) {
   const ModelConfig model = load_model(GetParam());
-  const Cluster cluster = demo_with_hosts();
+  const Cluster cluster = with_hosts(load_cluster("demo"));
   Turns turns(4);
   i32 turn = 0;
   for (NamedPlan& named : strategy_plans(model, cluster, small_step())) {
@@ -166,7 +161,7 @@ INSTANTIATE_TEST_SUITE_P(Equivalence, Offloaded,
 /// to the other devices.
 TEST(OffloadedBits, ExpertsThatComeOnceBackwardKeepTheirBits) {
   const ModelConfig model = load_model("tiny");
-  const Cluster cluster = demo_with_hosts();
+  const Cluster cluster = with_hosts(load_cluster("demo"));
   for (const Dtype dtype : {Dtype::kFp64, Dtype::kFp32, Dtype::kBf16}) {
     Plan plan = find_strategy("zebra").make(model, cluster, small_step());
     use_dtype(plan, dtype);

@@ -12,6 +12,7 @@
 #include "hetermoe/train/session/session.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"
+#include "tests/support/with_hosts.h"
 
 // An optimizer that runs a step late, against plain code that does one thing after another.
 namespace hetermoe::testing {
@@ -116,12 +117,6 @@ void expect_equal(const Trained& got, const Trained& expected, const std::string
     EXPECT_TRUE(at::equal(got.values.at(name), value)) << what << " " << name;
 }
 
-Cluster with_hosts() {
-  Cluster cluster = load_cluster("demo");
-  for (Node& node : cluster.nodes) node.host = NodeHost{.memory_gib = 64};
-  return cluster;
-}
-
 std::vector<NamedPlan> lagging_plans(const ModelConfig& model, const Cluster& cluster) {
   std::vector<NamedPlan> plans = strategy_plans(model, cluster, small_step());
   for (NamedPlan& named : plans) offload(named.plan, model, cluster, {"all"}, "test");
@@ -129,7 +124,7 @@ std::vector<NamedPlan> lagging_plans(const ModelConfig& model, const Cluster& cl
 }
 
 TEST(Staleness, WeightsAreThoseOfASequentialRun) {
-  const Cluster cluster = with_hosts();
+  const Cluster cluster = with_hosts(load_cluster("demo"));
   for (const char* name : {"tiny", "tiny-deepseek-v3"}) {
     const ModelConfig model = load_model(name);
     for (const NamedPlan& named : lagging_plans(model, cluster)) {
@@ -145,7 +140,7 @@ TEST(Staleness, WeightsAreThoseOfASequentialRun) {
 }
 
 TEST(Staleness, OtherDtypesKeepTheirBitsToo) {
-  const Cluster cluster = with_hosts();
+  const Cluster cluster = with_hosts(load_cluster("demo"));
   const ModelConfig model = load_model("tiny");
   for (const Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
     Plan plan = find_strategy("zebra").make(model, cluster, small_step());
@@ -157,7 +152,7 @@ TEST(Staleness, OtherDtypesKeepTheirBitsToo) {
 
 /// Whatever is late, no op reads what another step left or has already written.
 TEST(Staleness, DelaysChangeNothing) {
-  const Cluster cluster = with_hosts();
+  const Cluster cluster = with_hosts(load_cluster("demo"));
   const ModelConfig model = load_model("tiny");
   const std::vector<NamedPlan> plans = lagging_plans(model, cluster);
   std::vector<Trained> expected;
@@ -193,7 +188,7 @@ TEST(Staleness, RoundRobinTurnsKeepTheBits) {
 /// A slow optimizer is what the lag hides: here its first update does not end before the next step has
 /// reached the head, for which a step without a lag would wait in vain.
 TEST(Staleness, TheNextStepComputesWhileTheOptimizerWorks) {
-  const Cluster cluster = with_hosts();
+  const Cluster cluster = with_hosts(load_cluster("demo"));
   const ModelConfig model = load_model("tiny");
   const Plan plan = lagging_plans(model, cluster)[0].plan;
   std::atomic<i64> updates = 0, heads = 0;

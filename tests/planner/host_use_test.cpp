@@ -16,6 +16,7 @@
 #include "hetermoe/schedule/builder.h"
 #include "hetermoe/sim/memory.h"
 #include "tests/support/strategy_plans.h"
+#include "tests/support/with_hosts.h"
 
 namespace hetermoe::testing {
 namespace {
@@ -28,6 +29,21 @@ Cluster two_cards(double gib, double host_gib) {
   for (DeviceType& type : cluster.types) type.memory_gib = gib;
   if (host_gib > 0) cluster.nodes[0].host = NodeHost{.memory_gib = host_gib};
   return cluster;
+}
+
+ModelConfig eight_layers() {
+  ModelConfig model = load_model("demo");
+  model.num_layers = 8;
+  model.dense_layer.assign(8, false);
+  return model;
+}
+
+StrategyRequest eight_microbatches() {
+  StrategyRequest request = small_step();
+  request.seq_len = 256;
+  request.sequences = 16;
+  request.microbatches = 8;
+  return request;
 }
 
 PlanRequest request_of(const Cluster& cluster) {
@@ -120,15 +136,9 @@ std::vector<MemoryPeak> peaks_of(const Plan& plan, const ModelConfig& model, con
 /// The bound by which plans are rejected is of what the simulated step needs as it is without hosts, within
 /// 12 %.
 TEST(HostUse, TheBoundHoldsWithSavedActivationsOnHosts) {
-  ModelConfig model = load_model("demo");
-  model.num_layers = 8;
-  model.dense_layer.assign(8, false);
-  Cluster cluster = load_cluster("demo");
-  for (Node& node : cluster.nodes) node.host = NodeHost{.memory_gib = 64};
-  StrategyRequest request = small_step();
-  request.seq_len = 256;
-  request.sequences = 16;
-  request.microbatches = 8;
+  const ModelConfig model = eight_layers();
+  const Cluster cluster = with_hosts(load_cluster("demo"));
+  const StrategyRequest request = eight_microbatches();
   for (NamedPlan& named : strategy_plans(model, cluster, request)) {
     use_dtype(named.plan, Dtype::kBf16);
     const std::vector<Bytes> without = estimate_memory(named.plan, model);
@@ -227,8 +237,7 @@ struct OnHosts {
 
 /// A small model on the demo cluster with all its parameters on the hosts.
 OnHosts all_on_hosts() {
-  OnHosts out{load_cluster("demo"), load_model("tiny"), {}};
-  for (Node& node : out.cluster.nodes) node.host = NodeHost{.memory_gib = 64};
+  OnHosts out{with_hosts(load_cluster("demo")), load_model("tiny"), {}};
   out.plan = find_strategy("ep").make(out.model, out.cluster, small_step());
   use_dtype(out.plan, Dtype::kBf16);
   offload(out.plan, out.model, out.cluster, offload_entries(HostUse::kAll), "test");
@@ -317,13 +326,9 @@ TEST(HostUse, WithAdaptersHostsKeepFrozenWeightsAlone) {
 /// The bound by which plans are rejected is of what the simulated step needs as it is with the frozen weights
 /// on the devices, within 10 %.
 TEST(HostUse, TheBoundHoldsForAdaptersWithFrozenWeightsOnHosts) {
-  ModelConfig model = load_model("demo");
-  model.num_layers = 8;
-  model.dense_layer.assign(8, false);
-  Cluster cluster = load_cluster("demo");
-  for (Node& node : cluster.nodes) node.host = NodeHost{.memory_gib = 64};
-  StrategyRequest request = small_step();
-  request.seq_len = 256, request.sequences = 16, request.microbatches = 8;
+  const ModelConfig model = eight_layers();
+  const Cluster cluster = with_hosts(load_cluster("demo"));
+  const StrategyRequest request = eight_microbatches();
   const Trained trained = adapters_of(model);
   const TrainedShares shares(trained, model);
   const StepOptions options = step_options(trained, model, model);

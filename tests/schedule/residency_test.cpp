@@ -10,15 +10,10 @@
 #include "hetermoe/schedule/builder.h"
 #include "tests/support/planted_fault.h"
 #include "tests/support/strategy_plans.h"
+#include "tests/support/with_hosts.h"
 
 namespace hetermoe::testing {
 namespace {
-
-Cluster with_hosts(const std::string& name) {
-  Cluster cluster = load_cluster(name);
-  for (Node& node : cluster.nodes) node.host = NodeHost{.memory_gib = 64};
-  return cluster;
-}
 
 const std::vector<std::vector<std::string>> kResidences = {{"optimizer"},
                                                            {"experts.optimizer"},
@@ -51,7 +46,7 @@ void for_each_plan(const ModelConfig& model, const Cluster& cluster, F&& f) {
 
 TEST(Residency, EveryStrategyWithEveryResidenceIsSound) {
   const ModelConfig model = load_model("tiny");
-  const Cluster cluster = with_hosts("demo");
+  const Cluster cluster = with_hosts(load_cluster("demo"));
   i64 visits = 0, saved = 0;
   for_each_plan(model, cluster, [&](const std::string& what, const Plan& plan) {
     ASSERT_EQ(validate(plan, model, cluster), std::vector<std::string>{}) << what;
@@ -73,7 +68,7 @@ TEST(Residency, EveryStrategyWithEveryResidenceIsSound) {
 
 TEST(Residency, OrdersCanBeWrittenOut) {
   const ModelConfig model = load_model("tiny");
-  const Cluster cluster = with_hosts("demo");
+  const Cluster cluster = with_hosts(load_cluster("demo"));
   for_each_plan(model, cluster, [&](const std::string& what, const Plan& plan) {
     const Schedule schedule = build_schedule(plan, model);
     Plan listed = plan;
@@ -87,7 +82,7 @@ TEST(Residency, OrdersCanBeWrittenOut) {
 /// device; of weights that visit, one fetch per visit and one store per visit with gradients.
 TEST(Residency, NothingTravelsTwice) {
   const ModelConfig model = load_model("tiny");
-  const Cluster cluster = with_hosts("demo");
+  const Cluster cluster = with_hosts(load_cluster("demo"));
   for_each_plan(model, cluster, [&](const std::string& what, const Plan& plan) {
     const Placement placement(plan, model, {});
     const Schedule schedule = build_schedule(placement);
@@ -116,7 +111,7 @@ TEST(Residency, NothingTravelsTwice) {
 /// step's copies.
 TEST(Residency, ADevicesGradientsAreStoredWhenItIsDone) {
   const ModelConfig model = load_model("tiny");
-  const Cluster cluster = with_hosts("demo");
+  const Cluster cluster = with_hosts(load_cluster("demo"));
   i64 stores = 0;
   for_each_plan(model, cluster, [&](const std::string& what, const Plan& plan) {
     const Placement placement(plan, model, {});
@@ -148,7 +143,7 @@ TEST(Residency, ADevicesGradientsAreStoredWhenItIsDone) {
 /// layers still lie there when the backward pass begins.
 TEST(Residency, ZebraFetchesALayerOncePerPass) {
   const ModelConfig model = load_model("demo");  // four layers, all with experts
-  const Cluster cluster = with_hosts("demo");
+  const Cluster cluster = with_hosts(load_cluster("demo"));
   Plan plan = find_strategy("zebra").make(model, cluster, small_step());
   offload(plan, model, cluster, {"experts.weights"}, "test");
   const Schedule schedule = build_schedule(plan, model);
@@ -166,7 +161,7 @@ TEST(Residency, ZebraFetchesALayerOncePerPass) {
 /// uses inputs twice in a wave, there is one.
 TEST(SavedOnHosts, NothingTravelsTwice) {
   const ModelConfig model = load_model("demo");
-  const Cluster cluster = with_hosts("demo");
+  const Cluster cluster = with_hosts(load_cluster("demo"));
   i64 count = 0;
   for (const NamedPlan& named : strategy_plans(model, cluster, small_step())) {
     for (const Recompute recompute : kRecomputes) {
@@ -196,7 +191,7 @@ TEST(SavedOnHosts, NothingTravelsTwice) {
 /// One microbatch at a time through four layers with two slots: the last two layers make no copies.
 TEST(SavedOnHosts, WhatStillLiesInASlotAtTheTurnIsNotCopied) {
   const ModelConfig model = load_model("demo");
-  const Cluster cluster = with_hosts("demo");
+  const Cluster cluster = with_hosts(load_cluster("demo"));
   Plan plan = find_strategy("single").make(model, cluster, small_step());
   offload(plan, model, cluster, {"saved"}, "test");
   std::map<std::string, i64> copies;  // kind, piece and layer
@@ -261,7 +256,7 @@ TEST(Residency, PlantedFaultsAreFound) {
   ModelConfig model = load_model("tiny");
   model.num_layers = 5;
   model.dense_layer.assign(5, false);
-  const Cluster cluster = with_hosts("demo");
+  const Cluster cluster = with_hosts(load_cluster("demo"));
   Plan plan = find_strategy("zebra").make(model, cluster, small_step());
   offload(plan, model, cluster, {"experts.weights"}, "test");
   const Schedule sound = build_schedule(plan, model);
@@ -309,7 +304,7 @@ std::vector<Planted> planted_in_saved() {
 
 TEST(SavedOnHosts, PlantedFaultsAreFound) {
   const ModelConfig model = load_model("demo");
-  const Cluster cluster = with_hosts("demo");
+  const Cluster cluster = with_hosts(load_cluster("demo"));
   for (const char* strategy : {"zebra", "ep"}) {
     Plan plan = find_strategy(strategy).make(model, cluster, small_step());
     offload(plan, model, cluster, {"saved"}, "test");
@@ -323,7 +318,7 @@ TEST(SavedOnHosts, PlantedFaultsAreFound) {
 /// needed.
 TEST(SavedOnHosts, EveryDependencyOfACopyIsNeeded) {
   const ModelConfig model = load_model("demo");
-  const Cluster cluster = with_hosts("demo");
+  const Cluster cluster = with_hosts(load_cluster("demo"));
   Plan plan = find_strategy("zebra").make(model, cluster, small_step());
   offload(plan, model, cluster, {"saved"}, "test");
   const Schedule sound = build_schedule(plan, model);
