@@ -233,13 +233,14 @@ class Finder {
 
   /// What a member of a team sends and computes follows from the tokens and heads of all of them.
   void add_heads(i32 g, i32 l, i32 m, bool apart) {
-    i64 first = 0;
-    for (const Share& share : attention_row(g, l, m)) {
-      if (share.team < 0) return;
-      const HeadRange heads{first % model_.num_heads, share.heads};
-      const i64 shared = key_value_heads(heads, model_.num_heads, model_.num_kv_heads).count;
-      add(share.device, kTeamTrait, l, m, share.sequences, share.heads, shared, apart ? share.team : 0);
-      first += share.heads;
+    i64 number = 0;
+    for (const Team& team : p_.teams_of(g, l, m)) {
+      for (const TeamMember& member : team.members) {
+        const i64 shared = key_values(model_, team, member.heads).heads.count;
+        add(member.device, kTeamTrait, l, m, team.tokens, member.heads.count, shared, team.latents ? 1 : 0,
+            apart ? number : 0);
+      }
+      ++number;
     }
   }
 

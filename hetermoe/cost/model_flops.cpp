@@ -37,9 +37,11 @@ Flops model_flops(const ComputeWork& work, const ModelConfig& model, WeightGradi
     return work.tokens * head_flops(model) * (work.trains ? 1 + kGemmBackward - work.frozen : 1);
   if (work.tokens <= 0 || work.op.layer < 0) return 0;
   const Flops scores = score_flops(model, work.op.layer, work.seq_len) / real(work.seq_len);
-  const Flops first = input_projection_flops(model);
-  if (pricing == Pricing::kScores) return work.tokens * work.heads * scores * score_passes_of(work.op.phase);
-  if (pricing == Pricing::kProjection) return work.tokens * first * passes_of(work, WeightGradients::kWith);
+  const Flops first = input_projection_flops(model), moved = work.latents ? latent_product_flops(model) : 0;
+  const double with_gradients = passes_of(work, WeightGradients::kWith);
+  if (pricing == Pricing::kScores)
+    return work.tokens * work.heads * (scores * score_passes_of(work.op.phase) + moved * with_gradients);
+  if (pricing == Pricing::kProjection) return work.tokens * (first - moved) * with_gradients;
   if (pricing != Pricing::kAttention) return 0;
   const Flops products = attention_part_flops(model, work.op.layer, work.seq_len) - scores;
   if (work.of_team) return work.tokens * (products - first) * passes_of(work, gradients);

@@ -10,8 +10,8 @@ namespace hetermoe {
 namespace {
 
 // Kernels of one op forward, from the parts listed in op_cost.h: they only matter for tiny microbatches.
-constexpr double kAttentionKernels = 24, kProjectionKernels = 8, kScoreKernels = 2, kExpertKernels = 7,
-                 kHeadKernels = 8;
+constexpr double kAttentionKernels = 24, kProjectionKernels = 8, kScoreKernels = 2, kLatentKernels = 3,
+                 kExpertKernels = 7, kHeadKernels = 8;
 /// Per parameter of 4 bytes or more.
 constexpr double kUpdateBytes = 30;
 
@@ -104,9 +104,11 @@ void RooflineCost::add_scores(Parts& parts, const ComputeWork& work) const {
 RooflineCost::Parts RooflineCost::projection_parts(const ComputeWork& work) const {
   const Rates& r = rates(work.device);
   Parts parts;
-  parts.gemm = gemm_seconds(r, input_projection_flops(model_) * work.tokens, work.tokens);
-  parts.memory = work.tokens * projection_traffic(model_) * software_.attention_passes * r.element / r.memory;
-  parts.launches = kProjectionKernels * software_.kernel_launch;
+  const Flops flops = input_projection_flops(model_) - (work.latents ? latent_product_flops(model_) : 0);
+  const double traffic = projection_traffic(model_) - (work.latents ? latent_product_traffic(model_) : 0);
+  parts.gemm = gemm_seconds(r, flops * work.tokens, work.tokens);
+  parts.memory = work.tokens * traffic * software_.attention_passes * r.element / r.memory;
+  parts.launches = (kProjectionKernels - (work.latents ? kLatentKernels : 0)) * software_.kernel_launch;
   return parts;
 }
 
@@ -118,6 +120,20 @@ RooflineCost::Parts RooflineCost::score_parts(const ComputeWork& work) const {
       work.heads * work.tokens * score_traffic(model_) * software_.attention_passes * r.element / r.memory;
   parts.launches = kScoreKernels * software_.kernel_launch;
   add_scores(parts, work);
+  return parts;
+}
+
+/// Of a team that sends latents: the device reads those of all tokens, and makes keys and values of its
+/// heads.
+RooflineCost::Parts RooflineCost::latent_product_parts(const ComputeWork& work) const {
+  Parts parts;
+  if (!work.latents) return parts;
+  const Rates& r = rates(work.device);
+  const double traffic =
+      real(model_.kv_lora_rank + model_.qk_rope_dim) + work.heads * latent_product_traffic(model_);
+  parts.gemm = gemm_seconds(r, work.heads * latent_product_flops(model_) * work.tokens, work.tokens);
+  parts.memory = work.tokens * traffic * software_.attention_passes * r.element / r.memory;
+  parts.launches = kLatentKernels * software_.kernel_launch;
   return parts;
 }
 
@@ -227,8 +243,9 @@ Seconds RooflineCost::compute(const ComputeWork& work) const {
     }
     case Pricing::kScores: {
       if (work.tokens <= 0 || work.heads <= 0) return 0;
-      const Parts parts = score_parts(work);
-      return work.op.phase == Phase::kBackward ? input_gradients(parts, r) : forward(parts);
+      const Parts parts = score_parts(work), before = latent_product_parts(work);
+      if (work.op.phase != Phase::kBackward) return forward(before) + forward(parts);
+      return input_gradients(parts, r) + input_gradients(before, r) + weight_gradients(before, work.frozen);
     }
     case Pricing::kExperts:
       return work.copies > 0 ? with_phase(expert_parts(work), work) : 0;

@@ -83,6 +83,7 @@ class RooflineCost : public CostModel {
   Parts attention_parts(const ComputeWork& work) const;
   Parts projection_parts(const ComputeWork& work) const;
   Parts score_parts(const ComputeWork& work) const;
+  Parts latent_product_parts(const ComputeWork& work) const;
   /// Of the device's share of the heads.
   void add_scores(Parts& parts, const ComputeWork& work) const;
   Parts expert_parts(const ComputeWork& work) const;

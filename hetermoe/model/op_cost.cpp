@@ -100,6 +100,10 @@ Flops input_projection_flops(const ModelConfig& model) {
   return projection_flops(model) - 2 * real(model.output_width()) * real(model.hidden);
 }
 
+Flops latent_product_flops(const ModelConfig& m) {
+  return is_mla(m) ? 2 * real(m.kv_lora_rank * m.num_heads * (m.qk_nope_dim + m.v_dim)) : 0;
+}
+
 bool is_windowed(const ModelConfig& model, i64 layer, i64 seq_len) {
   const i64 window = model.window_of(layer);
   return window > 0 && window < seq_len;
@@ -157,6 +161,8 @@ double projection_traffic(const ModelConfig& m) {
 
 double score_traffic(const ModelConfig& m) { return real(qkv_width(m) + m.output_width()); }
 
+double latent_product_traffic(const ModelConfig& m) { return real(3 * m.key_width() + m.value_width()); }
+
 double attention_traffic(const ModelConfig& m, i64 layer) {
   i64 sum = m.output_width() + m.hidden + 3 * m.hidden;  // o GEMM, residual
   sum += 2 * m.hidden;                                   // second norm
@@ -203,7 +209,9 @@ void for_attention_lines(const ModelConfig& m, i64 layer, const ActivationOption
                    routing_bytes(m, layer)});
   cheap("normed input", m.hidden);
   if (m.qk_norm != QkNorm::kNone) work("q, k before their norms", m.query_width() + m.key_width());
-  if (is_mla(m)) work("latents", 2 * m.q_lora_rank + 2 * m.kv_lora_rank + m.qk_rope_dim);
+  // Those of keys and values travel, but for what their norm starts from.
+  const i64 key_value = m.kv_lora_rank + (options.latents ? 0 : m.kv_lora_rank + m.qk_rope_dim);
+  if (is_mla(m)) work("latents", 2 * m.q_lora_rank + key_value);
   in = In::kScores;
   work("q, k, v", qkv_width(m));
   work("attended", m.output_width());

@@ -71,6 +71,8 @@ Bytes update_work_bytes(double params, Bytes gradient_element, const OptimizerWi
 
 Flops projection_flops(const ModelConfig& model);  ///< per token and layer: 2 * attention_projection_weights
 Flops input_projection_flops(const ModelConfig& model);  ///< of these all but the last, which is 2*h*dv*H
+/// And those of the product that makes keys and values of all heads from latents (MLA), else 0.
+Flops latent_product_flops(const ModelConfig& model);
 /// Per sequence and layer, causal: scores and weighted sum are 2*s*s*h*d + 2*s*s*h*dv over the full square,
 /// half of which lies under the diagonal: s*s*h*(d + dv). A kernel that does not skip the upper half does
 /// twice this. In a layer with a window w < s a token sees w others at most: (2*s*w - w*w)*h*(d + dv).
@@ -115,6 +117,9 @@ double attention_traffic(const ModelConfig& model, i64 layer);
 /// in ops of their own.
 double projection_traffic(const ModelConfig& model);
 double score_traffic(const ModelConfig& model);
+/// Of projection_traffic what makes keys and values of all heads from latents: k + v out, 2k where their
+/// turned part is repeated.
+double latent_product_traffic(const ModelConfig& model);
 /// Per row of an expert: gate and up GEMM H + 2I, product 3I, down GEMM I + H, routing weight 2H.
 double expert_traffic(const ModelConfig& model);
 /// Per token: norm 2H, GEMM H + V, loss and gradient of the logits 2V.
@@ -142,6 +147,7 @@ struct ActivationOptions {
   bool scores_in_memory = false;  ///< the attention kernel keeps its probabilities: h*s elements per token
   i64 seq_len = 0;                ///< only used with scores_in_memory
   bool of_team = false;           ///< queries to the kernel's output are made by ops of their own
+  bool latents = false;           ///< of a team: keys and values are made by the attention kernel's op
 };
 
 /// A tensor that backward may need.

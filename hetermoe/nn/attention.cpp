@@ -80,8 +80,8 @@ at::Tensor mla_queries(const ModelConfig& model, const Leaves& leaves, const at:
   return leaves.product(latent, Weight::kQB);
 }
 
-Heads mla_heads(const ModelConfig& model, const Leaves& leaves, const at::Tensor& normed, i64 seq_len,
-                const RopeTable& table) {
+Heads mla_latents(const ModelConfig& model, const Leaves& leaves, const at::Tensor& normed, i64 seq_len,
+                  const RopeTable& table) {
   const i64 num_sequences = normed.size(0) / seq_len, num_heads = model.num_heads;
   const i64 nope = model.qk_nope_dim, turned = model.qk_rope_dim;
   const auto q = mla_queries(model, leaves, normed)
@@ -90,16 +90,17 @@ Heads mla_heads(const ModelConfig& model, const Leaves& leaves, const at::Tensor
   const auto compressed =
       leaves.product(normed, Weight::kKvA).split_with_sizes({model.kv_lora_rank, turned}, 1);
   const at::Tensor latent = rms_norm(compressed[0].contiguous(), leaves[Weight::kKvANorm], kLatentNormEps);
-  const auto kv = leaves.product(latent, Weight::kKvB)
-                      .view({num_sequences, seq_len, num_heads, nope + model.v_dim})
-                      .split_with_sizes({nope, model.v_dim}, -1);
   const at::Tensor q_turned = rope(q[1], table, rope_layout(model));
-  // One turned key serves all heads.
   const at::Tensor k_turned =
       rope(compressed[1].reshape({num_sequences, seq_len, 1, turned}), table, rope_layout(model));
-  const at::Tensor queries = at::cat({q[0], q_turned}, -1);
-  const at::Tensor keys = at::cat({kv[0], k_turned.expand({num_sequences, seq_len, num_heads, turned})}, -1);
-  return {queries, keys, kv[1]};
+  return {at::cat({q[0], q_turned}, -1), k_turned,
+          latent.view({num_sequences, seq_len, 1, model.kv_lora_rank})};
+}
+
+Heads mla_heads(const ModelConfig& model, const Leaves& leaves, const at::Tensor& normed, i64 seq_len,
+                const RopeTable& table) {
+  const Heads latents = mla_latents(model, leaves, normed, seq_len, table);
+  return heads_of_latents(model, latents, leaves.product(latents.v.flatten(0, 2), Weight::kKvB));
 }
 
 at::Tensor mla(const ModelConfig& model, const Leaves& leaves, const at::Tensor& normed,
@@ -196,6 +197,20 @@ Heads projected_heads(const ModelConfig& model, i64 layer, const Leaves& leaves,
   const RopeTable table = table_of(model, sequences, rows, normed_TH.options());
   if (model.attention == AttentionKind::kMla) return mla_heads(model, leaves, normed_TH, rows, table);
   return gqa_heads(model, leaves, project(model, leaves, normed_TH), head_shape(model, layer, rows), table);
+}
+
+Heads projected_latents(const ModelConfig& model, const Leaves& leaves, const at::Tensor& normed_TH,
+                        const Sequences& sequences) {
+  const i64 rows = normed_TH.size(0);
+  return mla_latents(model, leaves, normed_TH, rows, table_of(model, sequences, rows, normed_TH.options()));
+}
+
+Heads heads_of_latents(const ModelConfig& model, const Heads& latents, const at::Tensor& kv_TA) {
+  std::vector<i64> shape = latents.q.sizes().vec();  // [B, S, heads, *]
+  shape.back() = model.qk_nope_dim + model.v_dim;
+  const auto kv = kv_TA.view(shape).split_with_sizes({model.qk_nope_dim, model.v_dim}, -1);
+  shape.back() = model.qk_rope_dim;  // one turned key serves all heads
+  return {latents.q, at::cat({kv[0], latents.k.expand(shape)}, -1), kv[1]};
 }
 
 at::Tensor attention_of_heads(const ModelConfig& model, i64 layer, const Heads& heads, const SomeHeads& which,

@@ -52,6 +52,11 @@ struct Heads {
 /// Of normed input [T, H], the rows `sequences` say: [1, T, heads, *]. Differentiable.
 Heads projected_heads(const ModelConfig& model, i64 layer, const Leaves& leaves, const at::Tensor& normed_TH,
                       const Sequences& sequences);
+/// The same of MLA, with latents in place of keys and values: k the one turned key, v the normed latent.
+Heads projected_latents(const ModelConfig& model, const Leaves& leaves, const at::Tensor& normed_TH,
+                        const Sequences& sequences);
+/// Keys and values of some query heads, from latents. kv_TA: what kv_b makes of v for these heads.
+Heads heads_of_latents(const ModelConfig& model, const Heads& latents, const at::Tensor& kv_TA);
 /// Which query heads: those from `first` on, with their sinks where the model has some.
 struct SomeHeads {
   i64 first = 0;

@@ -16,6 +16,9 @@ struct PartGraph;  ///< autograd graph of one forward call
 struct TokenHeads {
   at::Tensor q, k, v;
 };
+/// What k and v are: of key-value heads; or of MLA the one turned key and the latent, [T, 1, *], from which
+/// the weight kv_b makes keys and values of any heads.
+enum class KeyForm { kHeads, kLatents };
 
 struct ProjectionOutput {
   TokenHeads heads;                  ///< of all heads
@@ -23,7 +26,8 @@ struct ProjectionOutput {
 };
 /// Norm, projections and rotary embedding of a device's tokens y_TD.
 ProjectionOutput projection_forward(const ModelConfig& model, i64 layer, const StateGroup& state,
-                                    const at::Tensor& y_TD, const Sequences& sequences, bool keep);
+                                    const at::Tensor& y_TD, const Sequences& sequences, KeyForm form,
+                                    bool keep);
 /// Gradient of y, and adds the gradients of the parameters into state.grads. graph: used up.
 at::Tensor projection_backward(StateGroup& state, PartGraph& graph, const TokenHeads& gradient);
 
@@ -31,11 +35,17 @@ struct ScoresOutput {
   at::Tensor context_TA;             ///< [T, heads * width of values]
   std::shared_ptr<PartGraph> graph;  ///< unless !keep
 };
-/// The attention kernel of the query heads from `first_head` on; T tokens are the team's. 0 heads are fine.
-/// sinks: the state that has them; null = the model has none.
-ScoresOutput scores_forward(const ModelConfig& model, i64 layer, const StateGroup* sinks,
-                            const TokenHeads& heads, i64 first_head, const Sequences& sequences, bool keep);
-/// Gradients of queries, keys and values, and adds those of the sinks. graph: used up.
-TokenHeads scores_backward(StateGroup* sinks, PartGraph& graph, const at::Tensor& dcontext_TA);
+/// The query heads of a device, and the state with the weights of which they use rows: sinks, and kv_b where
+/// latents came; null = there are none.
+struct OwnHeads {
+  i64 first = 0;
+  KeyForm form = KeyForm::kHeads;
+  const StateGroup* weights = nullptr;
+};
+/// The attention kernel of a device's query heads; T tokens are the team's. 0 heads are fine.
+ScoresOutput scores_forward(const ModelConfig& model, i64 layer, const OwnHeads& own, const TokenHeads& heads,
+                            const Sequences& sequences, bool keep);
+/// Gradients of queries, keys and values, and adds those of the used rows of weights. graph: used up.
+TokenHeads scores_backward(StateGroup* weights, PartGraph& graph, const at::Tensor& dcontext_TA);
 
 }  // namespace hetermoe

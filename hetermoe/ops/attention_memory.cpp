@@ -12,6 +12,12 @@ ActivationOptions BufferSizes::activations(i32 layer, DeviceId device, KeptActiv
   return {element(device), keeps, plain, placement_.plan().seq_len, of_team(layer, device)};
 }
 
+ActivationOptions BufferSizes::activations(i32 layer, const Team& team, DeviceId device) const {
+  ActivationOptions out = activations(layer, device, KeptActivations::kAll);
+  out.latents = team.latents;
+  return out;
+}
+
 /// Per token: what an attention part makes besides its saved input.
 Bytes BufferSizes::attention_work(i32 layer, DeviceId device) const {
   return attention_work_bytes(model_, layer, activations(layer, device, KeptActivations::kAll));
@@ -23,32 +29,31 @@ Bytes BufferSizes::attention_kept(i32 layer, DeviceId device) const {
   return attention_kept_bytes(model_, layer, activations(layer, device, KeptActivations::kSelected));
 }
 
-Bytes BufferSizes::projection_kept(i32 layer, DeviceId device) const {
-  return kept_bytes_of(model_, layer, Activation::In::kProjection,
-                       activations(layer, device, KeptActivations::kAll));
+Bytes BufferSizes::projection_kept(i32 layer, const Team& team, DeviceId device) const {
+  return kept_bytes_of(model_, layer, Activation::In::kProjection, activations(layer, team, device));
 }
 
-/// Their share of those of all heads, but for keys and values that several devices need.
-Bytes BufferSizes::scores_kept(i32 layer, const HeadRange& heads, DeviceId device) const {
-  const Bytes all = kept_bytes_of(model_, layer, Activation::In::kScores,
-                                  activations(layer, device, KeptActivations::kAll));
-  const HeadRange shared = key_value_heads(heads, model_.num_heads, model_.num_kv_heads);
+/// Their share of those of all heads, but for keys and values that several devices need. Latents are kept
+/// beside the keys and values made of them.
+Bytes BufferSizes::scores_kept(i32 layer, const Team& team, DeviceId device) const {
+  const HeadRange heads = team.of(device).heads;
+  const Bytes all = kept_bytes_of(model_, layer, Activation::In::kScores, activations(layer, team, device));
   const double of_queries = real(heads.count) / real(model_.num_heads);
-  const double doubled = real(shared.count) - of_queries * real(model_.num_kv_heads);
-  return of_queries * all + doubled * real(model_.head_dim + model_.value_dim()) * element(device);
+  const double made = team.latents ? 0 : of_queries * real(model_.key_width() + model_.value_width());
+  const double came = real(key_values(model_, team, heads).width());
+  return of_queries * all + (came - made) * element(device);
 }
 
-std::pair<double, HeadRange> BufferSizes::heads_of(const BufferKey& key, DeviceId device) const {
-  return heads_of(key.layer(), key.microbatch(), device);
+Team BufferSizes::team_of(const BufferKey& key, DeviceId device) const {
+  return team_of(key.layer(), key.microbatch(), device);
 }
 
-std::pair<double, HeadRange> BufferSizes::heads_of(i32 layer, i32 microbatch, DeviceId device) const {
+Team BufferSizes::team_of(i32 layer, i32 microbatch, DeviceId device) const {
   const Op op{.kind = OpKind::kScores,
               .group = static_cast<std::int16_t>(group_of(device)),
               .layer = layer,
               .microbatch = microbatch};
-  const Team team = placement_.team_of(op, device);
-  return {real(team.tokens), team.of(device).heads};
+  return placement_.team_of(op, device);
 }
 
 /// An MLP of its own makes the layer's residual stream one row more.

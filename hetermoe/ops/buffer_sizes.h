@@ -73,11 +73,11 @@ class BufferSizes {
     return group_of(device) >= 0 && placement_.has_teams(group_of(device), layer);
   }
   /// Per token: what the first op of a team keeps; and the attention kernel, of some heads.
-  Bytes projection_kept(i32 layer, DeviceId device) const;
-  Bytes scores_kept(i32 layer, const HeadRange& heads, DeviceId device) const;
-  /// Tokens of the device's team, and its own heads.
-  std::pair<double, HeadRange> heads_of(const BufferKey& key, DeviceId device) const;
-  std::pair<double, HeadRange> heads_of(i32 layer, i32 microbatch, DeviceId device) const;
+  Bytes projection_kept(i32 layer, const Team& team, DeviceId device) const;
+  Bytes scores_kept(i32 layer, const Team& team, DeviceId device) const;
+  /// The device's team.
+  Team team_of(const BufferKey& key, DeviceId device) const;
+  Team team_of(i32 layer, i32 microbatch, DeviceId device) const;
   /// The buffer is part of kSavedAttention.
   bool saves_residual(i32 layer, DeviceId device) const;
   bool saves_send(i32 layer, DeviceId device) const;
@@ -91,6 +91,7 @@ class BufferSizes {
  private:
   void add_margin(Traffic& traffic, const ExchangeLoad& load) const;
   ActivationOptions activations(i32 layer, DeviceId device, KeptActivations keeps) const;
+  ActivationOptions activations(i32 layer, const Team& team, DeviceId device) const;
   bool selects(i32 layer, DeviceId device) const;
   bool has_mlp(i32 layer) const;
 

@@ -25,29 +25,30 @@ Bytes residual(BufferSizes& s, const Key& k, PlaceId place) {
 Bytes send(BufferSizes& s, const Key& k, PlaceId place) {
   return s.saves_send(k.layer(), place) ? 0 : rows_of_tokens(s, k, place);
 }
-/// Of one token, in the compute dtype.
+/// Of own tokens, for all heads.
 Bytes qkv(BufferSizes& s, const Key& k, PlaceId place) {
-  const ModelConfig& m = s.model();
-  return tokens_of(s, k, place) * s.element(place) * real(m.query_width() + m.key_width() + m.value_width());
+  const HeadRange all{0, s.model().num_heads};
+  return tokens_of(s, k, place) * s.element(place) *
+         real(width_to_heads(s.model(), s.team_of(k, place), all));
 }
 Bytes attended(BufferSizes& s, const Key& k, PlaceId place) {
   return tokens_of(s, k, place) * s.element(place) * real(s.model().output_width());
 }
 Bytes saved_projection(BufferSizes& s, const Key& k, PlaceId place) {
-  return tokens_of(s, k, place) * s.projection_kept(k.layer(), place);
+  return tokens_of(s, k, place) * s.projection_kept(k.layer(), s.team_of(k, place), place);
 }
 /// Of all tokens of the device's team, by its heads.
 Bytes heads(BufferSizes& s, const Key& k, PlaceId place) {
-  const auto [tokens, heads] = s.heads_of(k, place);
-  return tokens * s.element(place) * real(width_to_heads(s.model(), heads));
+  const Team team = s.team_of(k, place);
+  return real(team.tokens * width_to_heads(s.model(), team, team.of(place).heads)) * s.element(place);
 }
 Bytes context(BufferSizes& s, const Key& k, PlaceId place) {
-  const auto [tokens, heads] = s.heads_of(k, place);
-  return tokens * s.element(place) * real(width_to_tokens(s.model(), heads));
+  const Team team = s.team_of(k, place);
+  return real(team.tokens * width_to_tokens(s.model(), team.of(place).heads)) * s.element(place);
 }
 Bytes saved_scores(BufferSizes& s, const Key& k, PlaceId place) {
-  const auto [tokens, heads] = s.heads_of(k, place);
-  return tokens * s.scores_kept(k.layer(), heads, place);
+  const Team team = s.team_of(k, place);
+  return real(team.tokens) * s.scores_kept(k.layer(), team, place);
 }
 /// Of the layer before: that of a move has the shares of both.
 Bytes move_out(BufferSizes& s, const Key& k, PlaceId place) {

@@ -54,6 +54,7 @@ std::optional<UsedPart> project_grades(const Op& op, const Placement&) {
 void project_work(const WorkModel& model, const ExchangeLoad*, ComputeWork& work) {
   const Op& op = work.op;
   work.of_team = true;
+  work.latents = model.placement().team_of(op, work.device).latents;
   work.frozen = model.frozen_part(work.device, {UnitPart::kAttention, op.layer});
   const bool merges = looks_back(op) && !model.placement().moves_into(op.group, op.layer, op.microbatch);
   model.add_tokens(work, merges ? std::optional(op.layer) : std::nullopt);
@@ -63,15 +64,19 @@ void project_work(const WorkModel& model, const ExchangeLoad*, ComputeWork& work
 Bytes project_workspace(BufferSizes& s, const Op& op, DeviceId device) {
   const double tokens = s.tokens(op.layer, op.microbatch, device);
   const bool keeps = s.keeps(op.layer, device) || op.phase == Phase::kRecompute;
-  if (op.phase == Phase::kBackward) return tokens * (2 * s.row(device) + s.projection_kept(op.layer, device));
-  return keeps ? 0 : tokens * s.projection_kept(op.layer, device);
+  const Bytes kept = s.projection_kept(op.layer, s.team_of(op.layer, op.microbatch, device), device);
+  if (op.phase == Phase::kBackward) return tokens * (2 * s.row(device) + kept);
+  return keeps ? 0 : tokens * kept;
 }
 
 // --- scores ---
 
-/// Attention sinks are weights. In a device's heads alone, but its state is that of the attention part.
+/// Attention sinks are weights, and so is what makes keys and values of latents. A device uses the rows of
+/// its heads alone, but the state is that of the attention part.
 std::optional<UsedPart> scores_uses(const Op& op, const Placement& placement) {
-  return placement.has_sinks() ? std::optional(UsedPart{UnitPart::kAttention, op.layer}) : std::nullopt;
+  return placement.scores_have_weights(op.group, op.layer)
+             ? std::optional(UsedPart{UnitPart::kAttention, op.layer})
+             : std::nullopt;
 }
 
 std::optional<UsedPart> scores_grades(const Op& op, const Placement& placement) {
@@ -92,7 +97,7 @@ void scores_accesses(AccessList& list) {
     case Phase::kBackward:
       list.read(Buffer::kSavedScores);
       list.read(Buffer::kDContext);
-      if (list.p.has_sinks()) list.add_grad(UnitPart::kAttention, list.op.layer);
+      if (const auto part = scores_grades(list.op, list.p)) list.add_grad(part->part, part->layer);
       return list.write(Buffer::kDHeads);
     case Phase::kWeights:
       return;
@@ -102,17 +107,23 @@ void scores_accesses(AccessList& list) {
 void scores_work(const WorkModel& model, const ExchangeLoad*, ComputeWork& work) {
   const Team team = model.placement().team_of(work.op, work.device);
   work.of_team = true;
+  work.latents = team.latents;
+  work.frozen = model.frozen_part(work.device, {UnitPart::kAttention, work.op.layer});
   work.tokens = real(team.tokens);
   work.heads = real(team.of(work.device).heads.count) / real(model.model().num_heads);
 }
 
-/// Probabilities, where the kernel keeps them and the op does not.
+/// Probabilities, where the kernel keeps them and the op does not; keys and values made of latents; and the
+/// gradients of these.
 Bytes scores_workspace(BufferSizes& s, const Op& op, DeviceId device) {
-  const bool keeps = s.keeps(op.layer, device) || op.phase != Phase::kForward;
-  const auto [tokens, heads] = s.heads_of(op.layer, op.microbatch, device);
-  const Bytes held =
-      real(width_to_heads(s.model(), heads) + width_to_tokens(s.model(), heads)) * s.element(device);
-  return keeps ? 0 : tokens * std::max(0.0, s.scores_kept(op.layer, heads, device) - held);
+  const ModelConfig& m = s.model();
+  const Team team = s.team_of(op.layer, op.microbatch, device);
+  const HeadRange heads = team.of(device).heads;
+  if (op.phase == Phase::kBackward && team.latents)
+    return real(team.tokens * heads.count * (m.head_dim + m.value_dim())) * s.element(device);
+  if (s.keeps(op.layer, device) || op.phase != Phase::kForward) return 0;
+  const Bytes held = real(width_to_heads(m, team, heads) + width_to_tokens(m, heads)) * s.element(device);
+  return real(team.tokens) * std::max(0.0, s.scores_kept(op.layer, team, device) - held);
 }
 
 // --- to_heads, to_tokens ---
@@ -130,7 +141,11 @@ void to_tokens_accesses(AccessList& list) {
   list.write(back ? Buffer::kDContext : Buffer::kAttended);
 }
 
-using WidthOf = i64 (*)(const ModelConfig&, const HeadRange&);
+using WidthOf = i64 (*)(const ModelConfig&, const Team&, const HeadRange&);
+
+i64 context_width(const ModelConfig& model, const Team&, const HeadRange& heads) {
+  return width_to_tokens(model, heads);
+}
 
 Bytes wire_element(const Plan& plan, const Op& op) {
   return bytes_of(op.phase == Phase::kBackward ? plan.wire_backward : plan.wire_forward);
@@ -151,7 +166,7 @@ std::vector<PortBytes> bytes_of_op(const WorkModel& model, const Op& op,
   Sums all;
   std::map<std::size_t, Sums> of_node;
   const auto sums_of = [&](const TeamMember& member) {
-    return Sums{member.tokens, kWidth(model.model(), member.heads)};
+    return Sums{member.tokens, kWidth(model.model(), team, member.heads)};
   };
   for (const TeamMember& member : team.members) {
     const Sums own = sums_of(member);
@@ -176,9 +191,10 @@ template <WidthOf kWidth>
 Bytes transfer_workspace(BufferSizes& s, const Op& op, DeviceId device) {
   const Team team = s.placement().team_of(op);
   const TeamMember& own = team.of(device);
-  const HeadRange all{0, s.model().num_heads};
-  const double width = real(own.tokens * kWidth(s.model(), all) + team.tokens * kWidth(s.model(), own.heads));
-  return width * wire_element(s.placement().plan(), op);
+  i64 all = 0;
+  for (const TeamMember& member : team.members) all += kWidth(s.model(), team, member.heads);
+  const double numbers = real(own.tokens * all + team.tokens * kWidth(s.model(), team, own.heads));
+  return numbers * wire_element(s.placement().plan(), op);
 }
 
 }  // namespace
@@ -243,8 +259,8 @@ const OpRow op_rows::to_tokens = {
     .has_microbatch = true,
     .accesses = to_tokens_accesses,
     .occurs_in = in_team,
-    .bytes = bytes_of_op<width_to_tokens, false>,
-    .workspace = transfer_workspace<width_to_tokens>,
+    .bytes = bytes_of_op<context_width, false>,
+    .workspace = transfer_workspace<context_width>,
 };
 
 }  // namespace hetermoe

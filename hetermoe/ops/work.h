@@ -18,6 +18,7 @@ struct ComputeWork {
   i64 seq_len = 0;
   double tokens = 0;     ///< of this device's range
   bool of_team = false;  ///< attention: of a team, which computes projections and scores in ops of their own
+  bool latents = false;  ///< project, scores: keys and values are made in scores
   double heads = 1;      ///< scores: part of all query heads
   double rows = 0;       ///< experts: distinct rows
   double copies = 0;     ///< experts: (row, expert) pairs

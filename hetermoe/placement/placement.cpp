@@ -44,9 +44,9 @@ Placement::Placement(const Plan& plan, const ModelConfig& model, const StepOptio
       num_layers_(static_cast<i32>(model.num_layers)),
       num_devices_(plan.dtype.size()),
       num_hosts_(plan.hosts.empty() ? 0 : 1 + *std::max_element(plan.hosts.begin(), plan.hosts.end())),
+      latents_for_(most_for_latents(model)),
       may_move_(static_cast<std::size_t>(model.num_layers) + 1, false),
       states_(make_states(plan, model, options.frozen, options.lora != nullptr)) {
-  sinks_ = model.attention_sinks;
   for (i64 l = 0; l < model.num_layers; ++l) moe_.push_back(model.is_moe(l));
   for (NodeId node = 0; node < num_hosts_; ++node) user_of_host_.push_back(user_of_host(plan, node));
   for (DeviceId d = 0; d < static_cast<DeviceId>(plan.hosts.size()); ++d) {
@@ -57,12 +57,24 @@ Placement::Placement(const Plan& plan, const ModelConfig& model, const StepOptio
   options_.balance = options.balance && last_moe_layer() >= 0;
   for (const Group& group : plan.groups) {
     add_owners(group);
+    add_scores_weights(group, model.attention_sinks);
     stages_.push_back(make_stages(group, Phase::kForward));
     backward_stages_.push_back(has_backward_shares(group) ? make_stages(group, Phase::kBackward) : Stages());
     balance_set_of_.emplace_back(group.microbatches.size(), -1);
   }
   if (options_.balance) add_balance_sets(options.aux_group > 0 ? options.aux_group : total_sequences(plan));
   index_states();
+}
+
+void Placement::add_scores_weights(const Group& group, bool sinks) {
+  scores_have_weights_.emplace_back();
+  for (const LayerPlacement& layer : group.layers) {
+    const bool has = std::any_of(layer.attention.begin(), layer.attention.end(), [&](const ShareRow& row) {
+      const std::vector<Team> teams = hetermoe::teams_of(row, plan_.seq_len, latents_for_);
+      return std::any_of(teams.begin(), teams.end(), [&](const Team& team) { return sinks || team.latents; });
+    });
+    scores_have_weights_.back().push_back(has);
+  }
 }
 
 void Placement::add_owners(const Group& group) {

@@ -41,8 +41,11 @@ class Placement {
     return place < num_devices() ? place : user_of_host_[idx(place - num_devices())];
   }
   bool is_moe(i32 layer) const { return moe_[static_cast<std::size_t>(layer)]; }
-  /// The attention kernel uses weights of the attention part (ModelConfig::attention_sinks).
-  bool has_sinks() const { return sinks_; }
+  /// Op scores of a layer uses weights of the attention part: sinks (ModelConfig::attention_sinks), or what
+  /// makes keys and values of latents.
+  bool scores_have_weights(i32 group, i32 layer) const {
+    return scores_have_weights_[idx(group)][idx(layer)];
+  }
   Recompute recompute(i32 group, i32 layer) const { return recompute_of(plan_, group, layer); }
   /// What backward of a layer starts from waits on the hosts: its inputs, and the rows of its experts where
   /// those are not sent again.
@@ -81,6 +84,11 @@ class Placement {
   /// That of an op inside a team; and that of a device in the op's layer.
   Team team_of(const Op& op) const { return team(op, op.team); }
   Team team_of(const Op& op, DeviceId device) const { return team(op, team_with(attention_row(op), device)); }
+  /// All of them for a microbatch.
+  std::vector<Team> teams_of(i32 group, i32 layer, i32 microbatch) const {
+    return hetermoe::teams_of(share_row(plan_.groups[idx(group)].layers[idx(layer)].attention, microbatch),
+                              plan_.seq_len, latents_for_);
+  }
   /// The tokens of a move, as they are before it and after it.
   struct Move {
     TokenRanges from, to;
@@ -218,13 +226,14 @@ class Placement {
     return share_row(plan_.groups[idx(op.group)].layers[idx(op.layer)].attention, op.microbatch);
   }
   Team team(const Op& op, i32 number) const {
-    return hetermoe::team_of(attention_row(op), number, plan_.seq_len);
+    return hetermoe::team_of(attention_row(op), number, plan_.seq_len, latents_for_);
   }
   bool is_owner(i32 group, i32 layer, DeviceId device) const {
     return owner_bits_[static_cast<std::size_t>(group)][static_cast<std::size_t>(layer)]
                       [static_cast<std::size_t>(device)];
   }
   void add_owners(const Group& group);
+  void add_scores_weights(const Group& group, bool sinks);
   Stages make_stages(const Group& group, Phase phase);
   void add_balance_sets(i64 aux_group);
   Stage make_stage(i32 group, const Shares* before, const Shares& shares, i32 layer, i32 microbatch) const;
@@ -240,7 +249,8 @@ class Placement {
   std::vector<DeviceId> user_of_host_;  // [host]
   std::vector<i32> number_on_host_;     // [device] among those of its host, which follow one another
   std::vector<bool> moe_;
-  bool sinks_ = false;
+  i64 latents_for_;                                         // devices of a team
+  std::vector<std::vector<bool>> scores_have_weights_;      // [group][layer]
   std::vector<Stages> stages_;                              // [group]
   std::vector<Stages> backward_stages_;                     // [group] empty = as forward
   std::vector<std::vector<std::vector<DeviceId>>> owners_;  // [group][layer]

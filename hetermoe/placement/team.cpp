@@ -27,21 +27,58 @@ i32 team_with(const ShareRow& row, DeviceId device) {
   HM_CHECK(false, "device {} has no share", device);
 }
 
-Team team_of(const ShareRow& row, i32 team, i64 seq_len) {
+i64 most_for_latents(const ModelConfig& model) {
+  if (model.attention != AttentionKind::kMla) return 0;
+  return (model.key_width() + model.value_width() - 1) / (model.kv_lora_rank + model.qk_rope_dim);
+}
+
+namespace {
+
+void add_member(Team& team, const Share& share) {
+  const i64 heads = team.members.empty() ? 0 : team.members.back().heads.end();
+  team.members.push_back({share.device, team.tokens, share.tokens, {heads, share.heads}});
+  team.tokens += share.tokens;
+}
+
+bool gets_latents(const Team& team, i64 latents_for) {
+  return latents_for > 0 &&
+         std::count_if(team.members.begin(), team.members.end(),
+                       [](const TeamMember& member) { return member.heads.count > 0; }) <= latents_for;
+}
+
+}  // namespace
+
+Team team_of(const ShareRow& row, i32 team, i64 seq_len, i64 latents_for) {
   Team out;
-  i64 heads = 0;
   for (const Share& share : row) {
     if (share.team < team) out.begin += tokens_of(share, seq_len);
-    if (share.team != team) continue;
-    out.members.push_back({share.device, out.tokens, share.tokens, {heads, share.heads}});
-    out.tokens += share.tokens, heads += share.heads;
+    if (share.team == team) add_member(out, share);
   }
+  out.latents = gets_latents(out, latents_for);
   return out;
 }
 
-i64 width_to_heads(const ModelConfig& model, const HeadRange& heads) {
-  const HeadRange shared = key_value_heads(heads, model.num_heads, model.num_kv_heads);
-  return heads.count * model.head_dim + shared.count * (model.head_dim + model.value_dim());
+std::vector<Team> teams_of(const ShareRow& row, i64 seq_len, i64 latents_for) {
+  std::vector<Team> out(idx(num_teams(row)));
+  if (out.empty()) return out;
+  i64 begin = 0;
+  for (const Share& share : row) {
+    Team& team = out[idx(share.team)];
+    if (team.members.empty()) team.begin = begin;
+    add_member(team, share);
+    begin += tokens_of(share, seq_len);
+  }
+  for (Team& team : out) team.latents = gets_latents(team, latents_for);
+  return out;
+}
+
+KeyValues key_values(const ModelConfig& model, const Team& team, const HeadRange& query) {
+  if (team.latents) return {{0, query.count > 0 ? 1 : 0}, model.qk_rope_dim, model.kv_lora_rank};
+  return {key_value_heads(query, model.num_heads, model.num_kv_heads), model.head_dim, model.value_dim()};
+}
+
+i64 width_to_heads(const ModelConfig& model, const Team& team, const HeadRange& heads) {
+  return heads.count * model.head_dim + key_values(model, team, heads).width();
 }
 
 i64 width_to_tokens(const ModelConfig& model, const HeadRange& heads) {

@@ -24,17 +24,32 @@ struct TeamMember {
 struct Team {
   i64 begin = 0, tokens = 0;  ///< of the microbatch
   std::vector<TeamMember> members;
+  /// Devices get the latents of MLA, and make keys and values of their own heads from these.
+  bool latents = false;
   /// The device is one of them.
   const TeamMember& of(DeviceId device) const;
 };
 i32 num_teams(const ShareRow& row);
 /// Of a row in which the device is in a team.
 i32 team_with(const ShareRow& row, DeviceId device);
-Team team_of(const ShareRow& row, i32 team, i64 seq_len);
+/// Latents go to at most so many devices with heads: more of them are not less than keys and values of all
+/// heads. 0 = never.
+i64 most_for_latents(const ModelConfig& model);
+/// latents_for: most_for_latents().
+Team team_of(const ShareRow& row, i32 team, i64 seq_len, i64 latents_for);
+std::vector<Team> teams_of(const ShareRow& row, i64 seq_len, i64 latents_for);
 
+/// What a token sends beside queries for some query heads. Of latents one head serves all: its key is the
+/// turned part, its value the latent.
+struct KeyValues {
+  HeadRange heads;
+  i64 key = 0, value = 0;  ///< width of a head
+  i64 width() const { return heads.count * (key + value); }
+};
+KeyValues key_values(const ModelConfig& model, const Team& team, const HeadRange& query);
 /// Numbers that one token of a device sends to another before the attention kernel: queries of the heads of
-/// the other, and keys and values of those that they need.
-i64 width_to_heads(const ModelConfig& model, const HeadRange& heads);
+/// the other, and what these need beside.
+i64 width_to_heads(const ModelConfig& model, const Team& team, const HeadRange& heads);
 /// And that come back for it.
 i64 width_to_tokens(const ModelConfig& model, const HeadRange& heads);
 

@@ -18,9 +18,11 @@ class ModelFlops : public ::testing::Test {
     work.copies = 2048;
     work.frozen = frozen;
     work.trains = true;
+    work.of_team = of_team_, work.latents = latents_;
     return model_flops(work, model_, gradients);
   }
   ModelConfig model_ = load_model("d1");
+  bool of_team_ = false, latents_ = false;
 };
 
 TEST_F(ModelFlops, ForwardIsTheFormulaAndBackwardTwiceThat) {
@@ -45,6 +47,26 @@ TEST_F(ModelFlops, GradientsOfWeightsCountOnceWhereverTheyAreComputed) {
                          of(kind, Phase::kWeights, WeightGradients::kAfter),
                      of(kind, Phase::kBackward));
   }
+}
+
+/// The ops of a team that sends latents do what the whole part does; all its heads, and all its tokens.
+TEST_F(ModelFlops, OfATeamAreThoseOfTheWholePart) {
+  model_ = load_model("deepseek-v2-lite");
+  for (const Phase phase : {Phase::kForward, Phase::kBackward}) {
+    const Flops whole = of(OpKind::kAttention, phase);
+    of_team_ = true;
+    for (const bool latents : {false, true}) {
+      latents_ = latents;
+      EXPECT_DOUBLE_EQ(
+          of(OpKind::kProject, phase) + of(OpKind::kScores, phase) + of(OpKind::kAttention, phase), whole);
+    }
+    of_team_ = latents_ = false;
+  }
+  of_team_ = latents_ = true;
+  const Flops product = 1024 * latent_product_flops(model_);
+  EXPECT_DOUBLE_EQ(of(OpKind::kScores, Phase::kBackward) -
+                       of(OpKind::kScores, Phase::kBackward, WeightGradients::kWith, 1),
+                   product);
 }
 
 TEST_F(ModelFlops, FrozenWeightsHaveNoGradient) {

@@ -111,6 +111,34 @@ TEST_F(RooflineTest, PlainAttentionPaysForScoresInMemory) {
   EXPECT_GT(attention(kA40, Phase::kForward, 1, 16384), 1.5 * fused);
 }
 
+/// A device alone computes as much; it also reads the latents where it makes keys and values of them.
+TEST_F(RooflineTest, LatentsMoveAProductToTheAttentionKernel) {
+  model_ = load_model("deepseek-v2-lite");
+  set_recompute(Recompute::kLocal);
+  const RooflineCost cost(model_, cluster_, plan_, constants_);
+  for (const Phase phase : {Phase::kForward, Phase::kBackward, Phase::kRecompute}) {
+    const auto of = [&](OpKind kind, bool latents, double frozen) {
+      return cost.compute({.op = {.kind = kind, .phase = phase, .layer = 1, .microbatch = 0},
+                           .device = kA40,
+                           .seq_len = 4096,
+                           .tokens = 4096,
+                           .of_team = true,
+                           .latents = latents,
+                           .frozen = frozen});
+    };
+    for (const double frozen : {0, 1}) {
+      const auto both = [&](bool latents) {
+        return of(OpKind::kProject, latents, frozen) + of(OpKind::kScores, latents, frozen);
+      };
+      const Seconds read =
+          4096 * 576 * constants_.attention_passes * 2 / (696e9 * constants_.memory_efficiency);  // of an A40
+      const double passes = phase == Phase::kBackward ? 2 - frozen : 1;
+      EXPECT_NEAR(both(true), both(false) + passes * read, 1e-9 * both(false));
+      EXPECT_GT(of(OpKind::kScores, true, frozen), of(OpKind::kScores, false, frozen) + passes * read);
+    }
+  }
+}
+
 TEST_F(RooflineTest, TransferTakesTheBusiestPort) {
   // Devices 0 and 1 share a node and its port; 2 receives all.
   cluster_ = parse_cluster(

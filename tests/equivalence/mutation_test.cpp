@@ -384,6 +384,24 @@ TEST(Mutations, WhatTravelsInsideATeamIsCaught) {
   }
 }
 
+/// Queries, the turned key and the latent, and the gradients of each.
+TEST(Mutations, LatentsInsideATeamAreCaught) {
+  Scene s = team_scene();
+  s.model = load_model("tiny-deepseek-v2");
+  StrategyRequest request;
+  request.seq_len = 6, request.sequences = 4, request.microbatches = 2;
+  request.team = {2};
+  s.plan = find_strategy("sp_ep").make(s.model, s.cluster, request);
+  s.plan.recompute = Recompute::kAhead;
+  use_fp64(s.plan);
+  ASSERT_TRUE(Placement(s.plan, s.model, s.step).teams_of(0, 0, 0)[0].latents);
+  ASSERT_LE(run(s, {}).error, kTolerance);
+  for (const char* ops : {"to_heads.F", "to_heads.R", "to_heads.B"}) {
+    for (std::size_t t = 0; t < 3; ++t)
+      EXPECT_TRUE(run_with(s, replace(ops, t, zeros)).caught()) << ops << " " << t;
+  }
+}
+
 /// A device without heads has tokens that others need.
 TEST(Mutations, ADeviceWithoutHeadsMustStandInTheExchange) {
   Scene s = team_scene();

@@ -30,7 +30,7 @@ std::vector<std::vector<i64>> sent(const ModelConfig& model, const Team& team) {
   for (const TeamMember& from : team.members) {
     out.emplace_back();
     for (const TeamMember& to : team.members)
-      out.back().push_back(from.tokens * width_to_heads(model, to.heads));
+      out.back().push_back(from.tokens * width_to_heads(model, team, to.heads));
   }
   return out;
 }
@@ -40,9 +40,9 @@ using Table = std::vector<std::vector<i64>>;
 /// MegaScale-MoE's volumes by hand: a key-value head goes to both devices that need it; no heads, no numbers.
 TEST(Team, SendsWhatTheHeadsOfTheOtherNeed) {
   const ModelConfig model = narrow_heads(4, 2);
-  EXPECT_EQ(sent(model, team_of(row_of_team({6, 2}, {3, 1}), 0, 8)), (Table{{42, 18}, {14, 6}}));
-  EXPECT_EQ(sent(model, team_of(row_of_team({5, 3}, {4, 0}), 0, 8)), (Table{{40, 0}, {24, 0}}));
-  EXPECT_EQ(sent(model, team_of(row_of_team({4, 4}, {2, 2}), 0, 8)), (Table{{16, 16}, {16, 16}}));
+  EXPECT_EQ(sent(model, team_of(row_of_team({6, 2}, {3, 1}), 0, 8, 0)), (Table{{42, 18}, {14, 6}}));
+  EXPECT_EQ(sent(model, team_of(row_of_team({5, 3}, {4, 0}), 0, 8, 0)), (Table{{40, 0}, {24, 0}}));
+  EXPECT_EQ(sent(model, team_of(row_of_team({4, 4}, {2, 2}), 0, 8, 0)), (Table{{16, 16}, {16, 16}}));
 }
 
 TEST(Team, ShareKeyValueHeadsOfAGroup) {
@@ -56,35 +56,72 @@ TEST(Team, ShareKeyValueHeadsOfAGroup) {
   EXPECT_EQ(needed(5, 0).second, 0);
 }
 
-/// What each port of an even team counts, forth and back, is b s h (n-1)/n (2 + 2/m)/n (2').
-TEST(Team, CountsTheBytesOfTheClosedForm) {
-  ModelConfig model = load_model("llama-3.1-8b");
-  for (const i64 n : {2, 4, 8}) {
-    const Cluster cluster = testing::make_cluster(static_cast<i32>(n), 1, 1);
-    StrategyRequest request;
-    request.seq_len = 64, request.sequences = 1;
-    request.team = {n};
-    Plan plan = find_strategy("sp_ep").make(model, cluster, request);
-    plan.wire_forward = plan.wire_backward = Dtype::kBf16;
-    const Placement placement(plan, model, {});
-    const WorkModel work(placement, model, cluster);
-    Bytes forth = 0;
-    for (const OpKind kind : {OpKind::kToHeads, OpKind::kToTokens}) {
-      for (const Phase phase : {Phase::kForward, Phase::kBackward}) {
-        const Op op{.kind = kind, .phase = phase, .group = 0, .team = 0, .layer = 3, .microbatch = 0};
-        const std::vector<DeviceId> among = participants(op, placement);
-        ASSERT_EQ(static_cast<i64>(among.size()), n);
-        const std::vector<PortBytes> bytes = work.port_bytes(op, among, nullptr);
-        for (const PortBytes& of_device : bytes) {
-          EXPECT_EQ(of_device.local_out, bytes[0].local_out);
-          EXPECT_EQ(of_device.local_in, bytes[0].local_out);
-        }
-        forth += phase == Phase::kForward ? bytes[0].local_out : 0;
+/// What a device of an even team sends to heads and back to tokens, bf16. All send and get as much, and as
+/// much in backward.
+struct SentByOne {
+  Bytes to_heads = 0, to_tokens = 0;
+};
+SentByOne sent_by_one(const ModelConfig& model, i64 n, i64 seq_len) {
+  const Cluster cluster = testing::make_cluster(static_cast<i32>(n), 1, 1);
+  StrategyRequest request;
+  request.seq_len = seq_len, request.sequences = 1;
+  request.team = {n};
+  Plan plan = find_strategy("sp_ep").make(model, cluster, request);
+  plan.wire_forward = plan.wire_backward = Dtype::kBf16;
+  const Placement placement(plan, model, {});
+  const WorkModel work(placement, model, cluster);
+  const auto of = [&](OpKind kind) {
+    Bytes sent = -1;
+    for (const Phase phase : {Phase::kForward, Phase::kBackward}) {
+      const Op op{.kind = kind, .phase = phase, .group = 0, .team = 0, .layer = 3, .microbatch = 0};
+      const std::vector<DeviceId> among = participants(op, placement);
+      EXPECT_EQ(static_cast<i64>(among.size()), n);
+      for (const PortBytes& of_device : work.port_bytes(op, among, nullptr)) {
+        if (sent < 0) sent = of_device.local_out;
+        EXPECT_EQ(of_device.local_out, sent);
+        EXPECT_EQ(of_device.local_in, sent);
       }
     }
+    return sent;
+  };
+  return {of(OpKind::kToHeads), of(OpKind::kToTokens)};
+}
+
+/// b s h (n-1)/n (2 + 2/m)/n (2').
+TEST(Team, CountsTheBytesOfTheClosedForm) {
+  const ModelConfig model = load_model("llama-3.1-8b");
+  for (const i64 n : {2, 4, 8}) {
+    const SentByOne sent = sent_by_one(model, n, 64);
     const double s = 64, h = 4096, m = 4, all = static_cast<double>(n);
-    EXPECT_DOUBLE_EQ(forth, 2 * s * h * (all - 1) / all * (2 + 2 / m) / all) << n;
+    EXPECT_DOUBLE_EQ(sent.to_heads + sent.to_tokens, 2 * s * h * (all - 1) / all * (2 + 2 / m) / all) << n;
   }
+}
+
+/// deepseek-v2: 128 heads, queries and keys of 192, values of 128, latents of 512 and a turned key of 64. At
+/// 128 devices keys and values of a head are less than the latents.
+TEST(Team, CountsTheBytesOfLatents) {
+  const ModelConfig model = load_model("deepseek-v2");
+  EXPECT_EQ(most_for_latents(model), 71);                          // 71 * 576 < 128 * (192 + 128) < 72 * 576
+  EXPECT_EQ(most_for_latents(load_model("tiny-deepseek-v2")), 3);  // 4 latents are as much as keys and values
+  EXPECT_EQ(most_for_latents(load_model("llama-3.1-8b")), 0);
+  for (const double n : {2, 8, 64, 128}) {
+    const double beside = n < 72 ? 576 : 128 / n * (192 + 128);
+    const double each = 256 / n * (n - 1) * 2;  // bytes that go away, for each number of a token
+    const SentByOne sent = sent_by_one(model, static_cast<i64>(n), 256);
+    EXPECT_DOUBLE_EQ(sent.to_heads, each * (128 / n * 192 + beside)) << n;
+    EXPECT_DOUBLE_EQ(sent.to_tokens, each * 128 / n * 128) << n;
+  }
+}
+
+/// Devices without heads get no latents, and do not count.
+TEST(Team, SendsLatentsToDevicesWithHeads) {
+  const ModelConfig model = load_model("tiny-deepseek-v2");  // a query has 24 numbers, a latent 32 and 8
+  const auto team = [&](const std::vector<i64>& heads) {
+    return team_of(row_of_team({2, 2, 2, 2}, heads), 0, 8, most_for_latents(model));
+  };
+  EXPECT_EQ(sent(model, team({2, 0, 1, 1}))[0], (std::vector<i64>{2 * 88, 0, 2 * 64, 2 * 64}));
+  EXPECT_FALSE(team({1, 1, 1, 1}).latents);
+  EXPECT_EQ(sent(model, team({1, 1, 1, 1}))[0], (std::vector<i64>(4, 2 * 64)));
 }
 
 TEST(Team, FaultsAreNamed) {

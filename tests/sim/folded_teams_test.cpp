@@ -87,6 +87,26 @@ TEST(FoldedStep, MembersWithOtherKeyValueHeadsAreNotFolded) {
   EXPECT_EQ(compare(c).num_listed, 2);
 }
 
+/// Of two teams one has latents, the other one more device with heads. Devices with two heads and equal
+/// tokens are not alike.
+TEST(FoldedStep, TeamsWithLatentsFold) {
+  const auto latent = [](RandomCase c) {
+    c.model.attention = AttentionKind::kMla;
+    c.model.kv_lora_rank = 12, c.model.qk_nope_dim = 3, c.model.qk_rope_dim = 2, c.model.v_dim = 4;
+    c.model.head_dim = 5;  // 36 numbers of keys and values, or 14 for each device with heads
+    return c;
+  };
+  EXPECT_EQ(compare(latent(in_teams({4}, {{{0, 1}, {2, 3}}}))).num_listed, 1);
+  EXPECT_EQ(compare(latent(in_teams({2, 2}, {{{0, 1}, {2, 3}}}, {{16, 16}, {4, 0}}))).num_listed, 2);
+  EXPECT_EQ(compare(latent(in_teams({2, 2}, {{{0, 2}, {1, 3}}}, {{20, 12}, {3, 1}}))).num_listed, 2);
+  RandomCase c = latent(in_teams({3, 3}, {{{0, 1, 2}, {3, 4, 5}}}, {{16, 8, 8}, {2, 2, 0}}));
+  EXPECT_EQ(compare(c).num_listed, 3);
+  ShareRow row = c.plan.groups[0].embed[0];
+  row[4].heads = row[5].heads = 1;
+  for (LayerPlacement& layer : c.plan.groups[0].layers) layer.attention = {row};
+  EXPECT_EQ(compare(c).num_listed, 5);
+}
+
 /// Who is in a team with whom changes from layer to layer.
 TEST(FoldedStep, MembersThatMeetOthersInTheNextLayerAreNotFolded) {
   const TeamParts uneven = {{20, 12}, {2, 2}};

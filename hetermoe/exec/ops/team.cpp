@@ -9,6 +9,8 @@ namespace {
 
 Team team_here(const OpContext& d, const Op& op) { return d.p.team_of(op, d.device()); }
 
+KeyForm form_of(const Team& team) { return team.latents ? KeyForm::kLatents : KeyForm::kHeads; }
+
 void run_project(OpContext& d, const Op& op) {
   LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
   StateGroup& state = d.state.attention(op.layer);
@@ -19,24 +21,25 @@ void run_project(OpContext& d, const Op& op) {
   const bool forward = op.phase == Phase::kForward;
   const at::Tensor y = forward ? d.take_input(op, op.layer) : slot.hidden;
   const bool keep = !forward || d.keeps_activations(op);
-  ProjectionOutput out = projection_forward(d.model, op.layer, state, y, sequences_of(d, op, {}), keep);
+  ProjectionOutput out = projection_forward(d.model, op.layer, state, y, sequences_of(d, op, {}),
+                                            form_of(team_here(d, op)), keep);
   slot.team.qkv = out.heads;
   slot.team.projection = std::move(out.graph);
 }
 
 void run_scores(OpContext& d, const Op& op) {
   LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
-  StateGroup* sinks = d.model.attention_sinks ? &d.state.attention(op.layer) : nullptr;
+  StateGroup* weights = d.p.scores_have_weights(op.group, op.layer) ? &d.state.attention(op.layer) : nullptr;
   if (op.phase == Phase::kBackward) {
-    slot.team.d_heads = scores_backward(sinks, *slot.team.scores, slot.team.d_context);
+    slot.team.d_heads = scores_backward(weights, *slot.team.scores, slot.team.d_context);
     return;
   }
   const bool forward = op.phase == Phase::kForward;
   const Team team = team_here(d, op);
   const std::vector<i64> documents = document_lengths(d, op.microbatch, team.begin, team.tokens);
   ScoresOutput out =
-      scores_forward(d.model, op.layer, sinks, slot.team.heads, team.of(d.device()).heads.begin,
-                     {d.p.plan().seq_len, documents}, !forward || d.keeps_activations(op));
+      scores_forward(d.model, op.layer, {team.of(d.device()).heads.begin, form_of(team), weights},
+                     slot.team.heads, {d.p.plan().seq_len, documents}, !forward || d.keeps_activations(op));
   slot.team.scores = std::move(out.graph);
   if (forward) slot.team.context = out.context_TA;
 }
@@ -49,8 +52,8 @@ at::ScalarType wire_type(const OpContext& d, const Op& op) {
 }
 
 /// Of queries, keys and values those of some query heads.
-TokenHeads heads_for(const OpContext& d, const TokenHeads& all, const HeadRange& heads) {
-  const HeadRange shared = key_value_heads(heads, d.model.num_heads, d.model.num_kv_heads);
+TokenHeads heads_for(const OpContext& d, const Team& team, const TokenHeads& all, const HeadRange& heads) {
+  const HeadRange shared = key_values(d.model, team, heads).heads;
   return {all.q.narrow(1, heads.begin, heads.count), all.k.narrow(1, shared.begin, shared.count),
           all.v.narrow(1, shared.begin, shared.count)};
 }
@@ -67,8 +70,9 @@ std::vector<at::Tensor> message_of(const TokenHeads& heads, at::ScalarType type)
 void pack_to_heads(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
   const TeamSlot& slot = d.slots.layer(op.layer, op.microbatch).team;
   const bool back = op.phase == Phase::kBackward;
-  for (const TeamMember& peer : team_here(d, op).members) {
-    const TokenHeads part = back ? tokens_for(slot.d_heads, peer) : heads_for(d, slot.qkv, peer.heads);
+  const Team team = team_here(d, op);
+  for (const TeamMember& peer : team.members) {
+    const TokenHeads part = back ? tokens_for(slot.d_heads, peer) : heads_for(d, team, slot.qkv, peer.heads);
     out[position(participants, peer.device)].tensors = message_of(part, wire_type(d, op));
   }
 }
@@ -84,18 +88,19 @@ TokenHeads joined_tokens(OpContext& d, const Team& team, Devices participants, s
   return {at::cat(parts[0]), at::cat(parts[1]), at::cat(parts[2])};
 }
 
-/// In the order of the team's heads. The gradients of keys and values that several devices used are sums, in
-/// that order.
+/// In the order of the team's heads. The gradients of keys, values and latents that several devices used are
+/// sums, in that order.
 TokenHeads added_heads(OpContext& d, const Team& team, Devices participants, std::vector<Message>& in) {
   const i64 tokens = team.of(d.device()).tokens;
   const at::TensorOptions options = d.state.options();
+  const KeyValues all = key_values(d.model, team, {0, d.model.num_heads});
   TokenHeads out{at::empty({tokens, d.model.num_heads, d.model.head_dim}, options),
-                 at::zeros({tokens, d.model.num_kv_heads, d.model.head_dim}, options),
-                 at::zeros({tokens, d.model.num_kv_heads, d.model.value_dim()}, options)};
+                 at::zeros({tokens, all.heads.count, all.key}, options),
+                 at::zeros({tokens, all.heads.count, all.value}, options)};
   for (const TeamMember& peer : team.members) {
     const std::vector<at::Tensor>& tensors = in[position(participants, peer.device)].tensors;
     const auto received = [&](std::size_t i) { return d.received(tensors[i]).to(d.state.dtype()); };
-    TokenHeads own = heads_for(d, out, peer.heads);
+    TokenHeads own = heads_for(d, team, out, peer.heads);
     own.q.copy_(received(0));
     own.k.add_(received(1));
     own.v.add_(received(2));
@@ -118,12 +123,12 @@ MessageShape expected_to_heads(OpContext& d, const Op& op, DeviceId peer, const 
   const bool back = op.phase == Phase::kBackward;
   const TeamMember& by_tokens = team.of(back ? d.device() : peer);
   const HeadRange heads = team.of(back ? peer : d.device()).heads;
-  const HeadRange shared = key_value_heads(heads, d.model.num_heads, d.model.num_kv_heads);
+  const KeyValues shared = key_values(d.model, team, heads);
   const at::ScalarType type = wire_type(d, op);
   MessageShape shape;
   shape.tensors.push_back({type, {by_tokens.tokens, heads.count, d.model.head_dim}});
-  shape.tensors.push_back({type, {by_tokens.tokens, shared.count, d.model.head_dim}});
-  shape.tensors.push_back({type, {by_tokens.tokens, shared.count, d.model.value_dim()}});
+  shape.tensors.push_back({type, {by_tokens.tokens, shared.heads.count, shared.key}});
+  shape.tensors.push_back({type, {by_tokens.tokens, shared.heads.count, shared.value}});
   return shape;
 }
 

@@ -101,6 +101,7 @@ TeamSpeeds team_speeds(const ModelConfig& model, const CostModel& cost, const st
   for (const DeviceId device : devices) {
     ComputeWork work{
         .op = {}, .device = device, .seq_len = seq_len, .tokens = real(seq_len), .of_team = true};
+    work.latents = most_for_latents(model) > 1;  // as most teams of these devices have them
     const auto seconds = [&](OpKind kind) {
       work.op = {.kind = kind, .layer = layer, .microbatch = 0};
       return cost.compute(work);
