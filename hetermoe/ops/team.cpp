@@ -132,9 +132,7 @@ void to_tokens_accesses(AccessList& list) {
 
 using WidthOf = i64 (*)(const ModelConfig&, const HeadRange&);
 
-Bytes wire_element(const Plan& plan, const Op& op) {
-  return bytes_of(op.phase == Phase::kBackward ? plan.wire_backward : plan.wire_forward);
-}
+Bytes wire_element(const Plan& plan, const Op& op) { return row_bytes(wire_of(op, plan), 1); }
 
 /// Tokens of the members of a team, and numbers that a token sends for the heads of these.
 struct Sums {

@@ -65,7 +65,7 @@ TEST(Team, CountsTheBytesOfTheClosedForm) {
     request.seq_len = 64, request.sequences = 1;
     request.team = {n};
     Plan plan = find_strategy("sp_ep").make(model, cluster, request);
-    plan.wire_forward = plan.wire_backward = Dtype::kBf16;
+    plan.wire_forward = plan.wire_backward = Wire::kBf16;
     const Placement placement(plan, model, {});
     const WorkModel work(placement, model, cluster);
     Bytes forth = 0;
