@@ -38,7 +38,7 @@ struct Case {
     request.sequences = microbatches * tokens / request.seq_len;
     plan = find_strategy(strategy).make(model, cluster, request);
     for (Dtype& dtype : plan.dtype) dtype = Dtype::kFp16;
-    plan.wire_forward = plan.wire_backward = Dtype::kFp16;
+    plan.wire_forward = plan.wire_backward = Wire::kFp16;
     TraceHeader header;
     header.layers = layers_with_experts(model);
     header.num_experts = model.num_experts;

@@ -35,7 +35,7 @@ Plan make_plan(const char* strategy, const ModelConfig& model, const Cluster& cl
   request.microbatches = work.microbatches;
   Plan plan = find_strategy(strategy).make(model, cluster, request);
   plan.dtype.assign(plan.dtype.size(), Dtype::kFp32);
-  plan.wire_forward = plan.wire_backward = Dtype::kFp32;
+  plan.wire_forward = plan.wire_backward = Wire::kFp32;
   return plan;
 }
 

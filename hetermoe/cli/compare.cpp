@@ -37,7 +37,7 @@ struct CompareArguments {
   // Predictions for GPUs, without a job:
   std::vector<i64> seq_lens;
   i64 sequences = 0, tokens = 0;
-  std::string dtype = "fp16", grad_dtype;
+  std::string dtype = "fp16", wire, grad_dtype;
   PlanLimits limits;
   bool no_asym_ea = false, published = false;
   // Balancers on a routing trace:
@@ -121,14 +121,15 @@ Expected expected_of_all(const Cluster& cluster, bool links_assumed) {
 /// What holds for all rows.
 std::string rules_text(const CompareOptions& options) {
   const std::string gradients = name_of(options.grad_dtype.value_or(Dtype::kFp32));
+  const std::string wire = options.wire ? fmt::format(", rows travel in {}", name_of(*options.wire)) : "";
   if (!options.published)
-    return fmt::format("Same rules for every row: {}, gradients in {}, a token travels once per device.",
-                       name_of(options.dtype), gradients);
+    return fmt::format("Same rules for every row: {}{}, gradients in {}, a token travels once per device.",
+                       name_of(options.dtype), wire, gradients);
   return fmt::format(
-      "As published: {}, gradients in {}, a row travels per expert copy, EP sends again for recomputation. "
+      "As published: {}{}, gradients in {}, a row travels per expert copy, EP sends again for recomputation. "
       "The "
       "row best has these gradients, but its rows travel once per device.",
-      name_of(options.dtype), bytes_of(options.dtype) == 2 ? name_of(options.dtype) : gradients);
+      name_of(options.dtype), wire, bytes_of(options.dtype) == 2 ? name_of(options.dtype) : gradients);
 }
 
 int compare_predicted(const CompareArguments& options, const Job& job) {
@@ -138,6 +139,7 @@ int compare_predicted(const CompareArguments& options, const Job& job) {
   fixed.sequences = options.sequences;
   fixed.tokens = options.tokens;
   fixed.dtype = parse_dtype(options.dtype);
+  if (!options.wire.empty()) fixed.wire = enum_from<Wire>(options.wire, "--wire");
   if (!options.grad_dtype.empty()) fixed.grad_dtype = parse_dtype(options.grad_dtype);
   fixed.published = options.published;
   fixed.limits = options.limits;
@@ -265,6 +267,9 @@ std::function<int()> make_compare(Flags& flags) {
       ->range(at_least(1));
   flags.add_option("--dtype", options->dtype, "with --seq: compute and transfers: fp16, bf16 or fp32")
       ->capture_default_str();
+  flags.add_option("--wire", options->wire,
+                   "with --seq: how rows travel: fp32, bf16, fp16, or fp8_row for those of experts "
+                   "(docs/precision.md) [default: in --dtype]");
   flags
       .add_option("--idle", options->limits.idle,
                   "with --seq: devices that must stay out, separated by commas")

@@ -22,7 +22,7 @@ namespace hetermoe {
 namespace {
 
 struct PlanArguments {
-  std::string model = "mixtral-8x7b", cluster = "o1", output, dtype = "fp16", master = "fp32",
+  std::string model = "mixtral-8x7b", cluster = "o1", output, dtype = "fp16", wire, master = "fp32",
               moments = "fp32", routing = "uniform", gradients;
   double memory_reserve_gib = 0, routing_margin = 0, run_tokens = 0;
   i64 seq_len = 4096, sequences = 0, tokens = 0, max_microbatches = PlanLimits().max_microbatches;
@@ -39,6 +39,7 @@ PlanRequest make_request(const PlanArguments& options) {
   request.sequences = options.sequences;
   request.tokens = options.tokens > 0 || options.sequences > 0 ? options.tokens : i64{1} << 20;
   request.dtype = parse_dtype(options.dtype);
+  if (!options.wire.empty()) request.wire = enum_from<Wire>(options.wire, "--wire");
   request.master = enum_from<Master>(options.master, "--master");
   if (const Dtype moments = parse_dtype(options.moments); moments != Dtype::kFp32)
     request.moments_dtype = moments;
@@ -158,10 +159,12 @@ std::string flags_of(const TrainOptions& train) {
 
 void print_plan(const PlanRequest& request, const PlanResult& result, const std::string& assumed) {
   const i64 sequences = total_sequences(result.best().plan);
-  std::cout << fmt::format("{} on {}, {} of {} ({} tokens) a step, {}{} (all figures simulated)\n",
+  std::cout << fmt::format("{} on {}, {} of {} ({} tokens) a step, {}{}{} (all figures simulated)\n",
                            request.model.name, request.cluster.name, counted(sequences, "sequence"),
                            counted(request.seq_len, "token"), sequences * request.seq_len,
-                           name_of(request.dtype), trained_text(request.trained));
+                           name_of(request.dtype),
+                           request.wire ? fmt::format(", rows travel in {}", name_of(*request.wire)) : "",
+                           trained_text(request.trained));
   if (!request.model.assumed.empty()) std::cout << request.model.assumed << ".\n";
   std::cout << (assumed.empty() ? "" : assumed + ".\n") << "\n";
   for (const std::string& line : result.explanation) std::cout << line << "\n";
@@ -264,6 +267,9 @@ std::function<int()> make_plan(Flags& flags) {
       ->range(above(0));
   flags.add_option("--dtype", options->dtype, "compute and transfers: fp16, bf16 or fp32")
       ->capture_default_str();
+  flags.add_option("--wire", options->wire,
+                   "how rows travel: fp32, bf16, fp16, or fp8_row for those of experts (docs/precision.md) "
+                   "[default: in --dtype]");
   flags
       .add_option("--master", options->master,
                   "fp32: copies of 16-bit weights that the optimizer updates; none (with --dtype bf16): the "

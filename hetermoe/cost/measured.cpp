@@ -266,7 +266,7 @@ TransferCost MeasuredCost::between_devices(const TransferWork& work) const {
     load.seconds =
         look_up(tables, ProfiledOp::kTransfer, ProfiledPhase::kForward, {1, size})->seconds / speed(device);
   }
-  cost.latency = 0;  // the measured seconds hold it
+  cost.latency = roofline_.coding(work);  // the measured seconds hold the rest
   return cost;
 }
 

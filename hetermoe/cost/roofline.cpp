@@ -32,7 +32,9 @@ RooflineCost::RooflineCost(const ModelConfig& model, const Cluster& cluster, con
       network_(cluster),
       software_(constants),
       recompute_(plan),
-      weight_gradients_(plan.weight_gradients) {
+      weight_gradients_(plan.weight_gradients),
+      scales_forward_(has_scales(plan.wire_forward)),
+      scales_backward_(has_scales(plan.wire_backward)) {
   HM_CHECK(static_cast<i32>(plan.dtype.size()) == cluster.num_devices(), "plan and cluster differ");
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
     rates_.push_back(rates_of(d, plan));
@@ -344,6 +346,22 @@ std::vector<PortLoad> RooflineCost::loads(const TransferWork& work, std::span<co
   return loads;
 }
 
+Seconds RooflineCost::coding(const TransferWork& work) const {
+  const bool scaled = work.op.phase == Phase::kBackward ? scales_backward_ : scales_forward_;
+  if (!scaled || !needs_load(work.op.kind)) return 0;
+  Seconds longest = 0;
+  for (std::size_t i = 0; i < work.participants.size(); ++i) {
+    const Rates& r = rates(work.participants[i]);
+    const PortBytes& bytes = work.bytes[i];
+    // A number is a byte. Encoding passes over it for its absolute value, the largest, the quotient in fp32
+    // and the code; decoding for the number in fp32, the product and the number in the device's dtype.
+    const Bytes encode = (bytes.net_out + bytes.local_out) * (4 * r.element + 9);
+    const Bytes decode = (bytes.net_in + bytes.local_in) * (r.element + 17);
+    longest = std::max(longest, (encode + decode) / r.memory);
+  }
+  return longest;
+}
+
 TransferCost RooflineCost::transfer(const TransferWork& work) const {
   TransferCost cost;
   cost.loads = loads(work, work.bytes);
@@ -354,6 +372,7 @@ TransferCost RooflineCost::transfer(const TransferWork& work) const {
     if (work.num_exchanges() > 1) apart += TransferCost{0, loads(work, work.of_exchange(i))}.seconds();
   }
   if (work.num_exchanges() > 1) cost.latency += apart - TransferCost{0, cost.loads}.seconds();
+  cost.latency += coding(work);
   return cost;
 }
 

@@ -60,6 +60,8 @@ class RooflineCost : public CostModel {
   /// of an MLP are made again; 0 of other ops.
   Seconds made_again(const ComputeWork& work) const;
   TransferCost transfer(const TransferWork& work) const override;
+  /// Encoding and decoding of rows with scales, of the participant that takes longest; 0 of other transfers.
+  Seconds coding(const TransferWork& work) const;
   double interference(PlaceId place) const override {
     return place < cluster_.num_devices() ? software_.interference : 0;
   }
@@ -111,7 +113,8 @@ class RooflineCost : public CostModel {
   SoftwareConstants software_;
   RecomputeTable recompute_;
   WeightGradients weight_gradients_;
-  std::vector<Rates> rates_;  // [device]
+  bool scales_forward_, scales_backward_;  // rows of experts travel with them
+  std::vector<Rates> rates_;               // [device]
 };
 
 }  // namespace hetermoe

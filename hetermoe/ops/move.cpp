@@ -49,8 +49,7 @@ Bytes token_bytes(const WorkModel& model, const Op& op) {
   const Placement& p = model.placement();
   const Plan& plan = p.plan();
   const auto hidden = real(model.model().hidden);
-  if (op.phase == Phase::kForward) return hidden * bytes_of(plan.wire_forward);
-  if (op.phase == Phase::kBackward) return hidden * bytes_of(plan.wire_backward);
+  if (op.phase != Phase::kRecompute) return row_bytes(wire_of(op, plan), hidden);
   const double element = bytes_of(plan.dtype[idx(p.move_of(op).from.device(0))]);
   return hidden * element + (p.is_moe(op.layer) ? choice_bytes(model.model(), element) : 0);
 }

@@ -147,9 +147,7 @@ i64 context_width(const ModelConfig& model, const Team&, const HeadRange& heads)
   return width_to_tokens(model, heads);
 }
 
-Bytes wire_element(const Plan& plan, const Op& op) {
-  return bytes_of(op.phase == Phase::kBackward ? plan.wire_backward : plan.wire_forward);
-}
+Bytes wire_element(const Plan& plan, const Op& op) { return row_bytes(wire_of(op, plan), 1); }
 
 /// Tokens of the members of a team, and numbers that a token sends for the heads of these.
 struct Sums {

@@ -8,10 +8,15 @@
 
 namespace hetermoe {
 
+Wire wire_of(const Op& op, const Plan& plan) {
+  const Wire wire = op.phase == Phase::kBackward ? plan.wire_backward : plan.wire_forward;
+  return needs_load(op.kind) ? wire : without_scales(wire);
+}
+
 Bytes wire_bytes(const Op& op, const Plan& plan, i64 hidden, double rows, double copies) {
   const bool forward = op.phase != Phase::kBackward;
   const double per_copy = !row_of(op.kind).carries_routing_weights ? 0 : forward ? 12 : 4;
-  return rows * real(hidden) * bytes_of(forward ? plan.wire_forward : plan.wire_backward) + copies * per_copy;
+  return rows * row_bytes(wire_of(op, plan), real(hidden)) + copies * per_copy;
 }
 
 Bytes received_rows_bytes(const ModelConfig& model, double rows, double copies, Bytes element) {

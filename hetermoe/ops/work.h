@@ -31,6 +31,9 @@ struct ComputeWork {
   double sequences() const { return seq_len > 0 ? tokens / real(seq_len) : 0; }
 };
 
+/// How what an op sends is written: rows of experts as the plan has them, other ops without scales.
+Wire wire_of(const Op& op, const Plan& plan);
+
 /// Wire bytes of `rows` rows and `copies` copies in one direction of a transfer. A copy of dispatch.F carries
 /// its weight, expert and row (12 bytes), one of dispatch.B the gradient of the weight (4 bytes).
 Bytes wire_bytes(const Op& op, const Plan& plan, i64 hidden, double rows, double copies);

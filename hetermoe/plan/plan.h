@@ -11,6 +11,7 @@
 #include "hetermoe/model/op_cost.h"
 #include "hetermoe/model/unit.h"
 #include "hetermoe/plan/residence.h"
+#include "hetermoe/plan/wire.h"
 
 // A Plan says where everything lives; its order policy says when. Everything known of the field (expert
 // parallelism, disaggregated experts, zebra, pipelines) is a way to fill this object.
@@ -251,8 +252,7 @@ struct Plan : PlanChoices {
   std::vector<double> turn_lengths = {};
   std::optional<ExpectedTimes> expected = {};  ///< timed: none = the defaults
   std::vector<Dtype> dtype;                    ///< [num_devices of the cluster] compute dtype
-  Dtype wire_forward = Dtype::kFp32,
-        wire_backward = Dtype::kFp32;  ///< dtype of rows and of their gradients in transfers
+  Wire wire_forward = Wire::kFp32, wire_backward = Wire::kFp32;  ///< of rows and of their gradients
   /// Copies are divided so by the choices that a step replays, which all devices know: nothing is told. A
   /// step without choices (validation) divides by shares. Beside tally it means nothing.
   bool foreseen = false;
@@ -281,8 +281,8 @@ struct Plan : PlanChoices {
       above(0));
     v("expected", expected, "order timed: how long parts of a microbatch take, in any unit");
     step_fields(v);
-    v("wire_forward", wire_forward, "dtype of rows in transfers");
-    v("wire_backward", wire_backward, "dtype of gradient rows in transfers");
+    v("wire_forward", wire_forward, "how rows travel");
+    v("wire_backward", wire_backward, "how gradients of rows travel");
     v("dtype", dtype, "compute dtype per device", required());
     state_fields(v);
     v("foreseen", foreseen, "as tally, by the choices that a step replays; nothing is told");

@@ -40,6 +40,7 @@ struct PlanRequest {
   i64 sequences = 0;  ///< of a step; 0 = from `tokens`
   i64 tokens = 0;     ///< of a step, rounded down to whole sequences
   Dtype dtype = Dtype::kFp16;
+  std::optional<Wire> wire = {};  ///< how rows travel; none = in dtype
   Master master = Master::kFp32;
   std::optional<Dtype> moments_dtype = {};  ///< see Plan
   std::optional<Dtype> grad_dtype = {};     ///< see Plan

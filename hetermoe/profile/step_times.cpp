@@ -24,7 +24,7 @@ Plan plan_of(const ModelConfig& model, const Cluster& cluster, StepSize size, Dt
   request.microbatches = 1;
   Plan plan = find_strategy("single").make(model, cluster, request);
   plan.dtype.assign(plan.dtype.size(), dtype);
-  plan.wire_forward = plan.wire_backward = dtype;
+  plan.wire_forward = plan.wire_backward = wire_of(dtype);
   plan.recompute = recompute;
   return plan;
 }

@@ -14,14 +14,16 @@
 namespace hetermoe {
 namespace {
 
-enum class Wire { kVarint = 0, kFixed64 = 1, kLength = 2, kFixed32 = 5 };
+enum class WireType { kVarint = 0, kFixed64 = 1, kLength = 2, kFixed32 = 5 };
 
 void add_varint(std::string& out, u64 value) {
   for (; value >= 0x80; value >>= 7) out.push_back(static_cast<char>(value | 0x80));
   out.push_back(static_cast<char>(value));
 }
 
-void add_key(std::string& out, u64 field, Wire wire) { add_varint(out, field << 3 | static_cast<u64>(wire)); }
+void add_key(std::string& out, u64 field, WireType wire) {
+  add_varint(out, field << 3 | static_cast<u64>(wire));
+}
 
 template <class T>
 void add_fixed(std::string& out, T value) {
@@ -29,14 +31,14 @@ void add_fixed(std::string& out, T value) {
 }
 
 void add_bytes(std::string& out, u64 field, std::string_view bytes) {
-  add_key(out, field, Wire::kLength);
+  add_key(out, field, WireType::kLength);
   add_varint(out, bytes.size());
   out += bytes;
 }
 
 std::string event_at(double time_s) {
   std::string out;
-  add_key(out, 1, Wire::kFixed64);
+  add_key(out, 1, WireType::kFixed64);
   add_fixed(out, time_s);
   return out;
 }
@@ -80,12 +82,12 @@ void EventFile::add(i64 step, double time_s, const std::vector<std::pair<std::st
   for (const auto& [name, value] : scalars) {
     std::string one;
     add_bytes(one, 1, name);
-    add_key(one, 2, Wire::kFixed32);
+    add_key(one, 2, WireType::kFixed32);
     add_fixed(one, static_cast<float>(value));
     add_bytes(summary, 1, one);
   }
   std::string event = event_at(time_s);
-  add_key(event, 2, Wire::kVarint);
+  add_key(event, 2, WireType::kVarint);
   add_varint(event, static_cast<u64>(step));
   add_bytes(event, 5, summary);
   write(event);

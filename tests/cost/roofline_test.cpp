@@ -179,6 +179,23 @@ TEST_F(RooflineTest, ExchangesOneAfterAnotherTakeWhatEachTakes) {
   ASSERT_EQ(all.loads.size(), one.loads.size() + other.loads.size());
 }
 
+/// Of 1e6 numbers: those that are sent and those that come, by the memory of the slower device.
+TEST_F(RooflineTest, RowsWithScalesAreEncodedAndDecoded) {
+  const std::vector<DeviceId> devices = {kA40, kV100};
+  const std::vector<PortBytes> bytes = {{1e6, 0, 0, 0}, {0, 1e6, 0, 0}};
+  const auto transfer = [&](OpKind kind) {
+    return RooflineCost(model_, cluster_, plan_, constants_).transfer({Op{kind}, devices, bytes});
+  };
+  const TransferCost plain = transfer(OpKind::kDispatch), plain_move = transfer(OpKind::kMove);
+  plan_.wire_forward = Wire::kFp8Row;
+  const auto rate = [&](DeviceId d) { return cluster_.type_of(d).memory_gb_s * 1e9 * 0.8; };
+  const Seconds encode = 1e6 * (4 * 2 + 9) / rate(kA40), decode = 1e6 * (2 + 17) / rate(kV100);
+  EXPECT_NEAR(transfer(OpKind::kDispatch).latency - plain.latency, std::max(encode, decode), 1e-12);
+  EXPECT_EQ(transfer(OpKind::kMove).latency, plain_move.latency);
+  plan_.wire_forward = Wire::kBf16;
+  EXPECT_EQ(transfer(OpKind::kDispatch).latency, plain.latency);
+}
+
 TEST_F(RooflineTest, EmptyTransferIsFree) {
   const std::vector<DeviceId> devices = {0};
   const std::vector<PortBytes> bytes(1);

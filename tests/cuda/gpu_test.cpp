@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "hetermoe/comm/codec.h"
 #include "hetermoe/comm/nccl.h"
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/nn/decoder.h"
@@ -89,6 +90,20 @@ TEST_F(GpuEngine, EveryRunOfAStepGivesTheSameBits) {
     const Outcome first = two_steps(named, model, cluster, where);
     const Outcome second = two_steps(named, model, cluster, where);
     EXPECT_EQ(worst_difference(first.values, second.values), 0) << named.name;
+  }
+}
+
+TEST_F(GpuEngine, RowsWithScalesAreThoseOfTheCpu) {
+  const at::Tensor normal = at::randn({500, 96}) * at::pow(2, at::randint(-30, 30, {500, 1}));
+  at::Tensor special = at::zeros({4, 96});
+  special[1][5] = std::numeric_limits<float>::infinity();
+  special[2][7] = 1e-40F;
+  const at::Tensor x = at::cat({normal, special});
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    const at::Tensor cpu = encode(x.to(dtype), Wire::kFp8Row),
+                     gpu = encode(x.to(dtype).to(kFirst), Wire::kFp8Row);
+    const at::Tensor back = decode(cpu, Wire::kFp8Row, dtype), on_gpu = decode(gpu, Wire::kFp8Row, dtype);
+    EXPECT_TRUE(at::allclose(on_gpu.cpu(), back, 0, 0, /*equal_nan=*/true)) << dtype;
   }
 }
 

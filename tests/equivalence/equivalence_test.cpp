@@ -353,7 +353,7 @@ TEST(Equivalence, BitEqualOverRunsAndUnderDelays) {
   for (RandomCase& c : cases) {
     for (const Dtype dtype : {Dtype::kFp64, Dtype::kFp32}) {
       c.plan.dtype.assign(c.plan.dtype.size(), dtype);
-      c.plan.wire_forward = c.plan.wire_backward = dtype;
+      c.plan.wire_forward = c.plan.wire_backward = wire_of(dtype);
       const StepInput input = random_input(c.plan, c.model);  // learning rate 0: every step is the same
       RigOptions options;
       options.step = c.step;

@@ -87,8 +87,10 @@ BytesOfPairs formula(const ModelConfig& model, const Plan& plan, const TraceRout
           for (std::size_t o = 0; o < owners.size(); ++o) {
             const auto rows = static_cast<i64>(load.rows_between(s, o)),
                        copies = static_cast<i64>(load.copies_between(s, o));
-            const auto row_bytes = [&](Dtype wire) {
-              return rows * model.hidden * static_cast<i64>(bytes_of(wire));
+            const auto row_bytes = [&](Wire wire) {
+              return wire == Wire::kFp8Row
+                         ? rows * (model.hidden + 4)
+                         : rows * model.hidden * static_cast<i64>(bytes_of(*dtype_of(wire)));
             };
             const DeviceId source = sources.device(s), owner = owners[o];
             // The price is of what is sent.
@@ -127,7 +129,8 @@ TEST(Mpi, CountedBytesOfRowsAreThoseThatFollowFromTheRoutes) {
     for (const bool dedup : {true, false}) {
       Plan plan = find_strategy(strategy).make(model, cluster, small_step());
       use_dtype(plan, Dtype::kFp32);
-      plan.wire_forward = plan.wire_backward = Dtype::kBf16;
+      plan.wire_forward = dedup ? Wire::kBf16 : Wire::kFp8Row;
+      plan.wire_backward = Wire::kFp8Row;
       plan.row_dedup = dedup;
       plan.chunks = dedup ? 1 : 3;
       StepInput input = random_input(plan, model);
@@ -147,6 +150,32 @@ TEST(Mpi, CountedBytesOfRowsAreThoseThatFollowFromTheRoutes) {
                     static_cast<long>(between_nodes(linear_bytes, cluster)),
                     static_cast<long>(between_nodes(local_bytes, cluster)));
     }
+  }
+}
+
+TEST(Mpi, RowsWithScalesHaveTheBitsOfOneProcess) {
+  const ModelConfig model = load_model("tiny");
+  const Cluster cluster = load_cluster("demo");
+  for (const char* strategy : {"ep", "zebra"}) {
+    Plan plan = find_strategy(strategy).make(model, cluster, small_step());
+    use_dtype(plan, Dtype::kBf16);
+    plan.wire_forward = plan.wire_backward = Wire::kFp8Row;
+    const StepInput input = random_input(plan, model);
+    Session::Options options{{true, 1, true}, {}, {}};
+    Session whole(model, cluster, plan, options);
+    whole.initialize(1);
+    const std::vector<i32> rank_of = spread_devices(cluster.num_devices(), job->num_ranks());
+    for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
+      if (rank_of[static_cast<std::size_t>(d)] == job->rank()) options.local.push_back(d);
+    }
+    Session part(model, cluster, plan, options,
+                 [&](const Schedule&) { return make_mpi_transport(*job, rank_of); });
+    part.initialize(1);
+    const StepResult expected = whole.train_step(input), got = part.train_step(input);
+    EXPECT_EQ(got.grad_norm, expected.grad_norm) << strategy;
+    const TensorsByName values = whole.values();
+    for (const auto& [name, value] : part.values()) EXPECT_TRUE(at::equal(value, values.at(name))) << name;
+    job->gather("");
   }
 }
 

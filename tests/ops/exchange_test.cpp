@@ -5,6 +5,7 @@
 #include <set>
 
 #include "hetermoe/ops/access_list.h"
+#include "hetermoe/ops/work.h"
 #include "hetermoe/schedule/schedule.h"
 #include "tests/support/random_plan.h"
 
@@ -82,6 +83,23 @@ TEST(Exchange, HasOneSegmentForEachSenderAndReceiver) {
     }
     EXPECT_EQ(found, asked) << to_string(op);
   });
+}
+
+TEST(Exchange, OnlyRowsOfExpertsTravelWithScales) {
+  Plan plan;
+  plan.wire_forward = Wire::kFp8Row, plan.wire_backward = Wire::kFp32;
+  for (const OpKind kind : {OpKind::kDispatch, OpKind::kCombine}) {
+    EXPECT_EQ(wire_of(Op{.kind = kind}, plan), Wire::kFp8Row);
+    EXPECT_EQ(wire_of(Op{.kind = kind, .phase = Phase::kRecompute}, plan), Wire::kFp8Row);
+    EXPECT_EQ(wire_of(Op{.kind = kind, .phase = Phase::kBackward}, plan), Wire::kFp32);
+  }
+  for (const OpKind kind : {OpKind::kMove, OpKind::kToHeads, OpKind::kToTokens}) {
+    EXPECT_EQ(wire_of(Op{.kind = kind}, plan), Wire::kBf16);
+    EXPECT_EQ(wire_of(Op{.kind = kind, .phase = Phase::kBackward}, plan), Wire::kFp32);
+  }
+  // 3 rows of 100 numbers and a scale each; of 5 copies weight, row and expert.
+  EXPECT_EQ(wire_bytes(Op{.kind = OpKind::kDispatch}, plan, 100, 3, 5), 3 * 104 + 5 * 12);
+  EXPECT_EQ(wire_bytes(Op{.kind = OpKind::kCombine}, plan, 100, 3, 5), 3 * 104);
 }
 
 TEST(Exchange, BackwardGoesTheOtherWay) {

@@ -67,7 +67,7 @@ SentByOne sent_by_one(const ModelConfig& model, i64 n, i64 seq_len) {
   request.seq_len = seq_len, request.sequences = 1;
   request.team = {n};
   Plan plan = find_strategy("sp_ep").make(model, cluster, request);
-  plan.wire_forward = plan.wire_backward = Dtype::kBf16;
+  plan.wire_forward = plan.wire_backward = Wire::kBf16;
   const Placement placement(plan, model, {});
   const WorkModel work(placement, model, cluster);
   const auto of = [&](OpKind kind) {

@@ -26,7 +26,7 @@ TEST_F(PlanTest, JsonReadsBackAsTheSamePlan) {
   plan_.predicted_step_s = 0.25;
   plan_.recompute = Recompute::kResend;
   plan_.queue_binding = QueueBinding::kName;
-  plan_.wire_forward = Dtype::kFp16;
+  plan_.wire_forward = Wire::kFp16;
   const Json json = to_json(plan_);
   const Plan read = plan_from_json(json, "plan.json");
   EXPECT_EQ(to_json(read), json);

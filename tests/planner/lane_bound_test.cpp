@@ -25,7 +25,7 @@ class LaneBound : public ::testing::Test {
     ask.microbatches = 4;
     Plan plan = find_strategy("zebra").make(request_.model, request_.cluster, ask);
     plan.dtype.assign(plan.dtype.size(), request_.dtype);
-    plan.wire_forward = plan.wire_backward = request_.dtype;
+    plan.wire_forward = plan.wire_backward = wire_of(request_.dtype);
     return plan;
   }
 

@@ -112,7 +112,7 @@ TEST(MemoryEstimate, IsNearThePeak) {
         PlanRequest request = request_of("w1", cluster, ask.seq_len, ask.sequences);
         Plan plan = find_strategy(name).make(model, cluster, ask);
         plan.dtype.assign(plan.dtype.size(), Dtype::kFp16);
-        plan.wire_forward = plan.wire_backward = Dtype::kFp16;
+        plan.wire_forward = plan.wire_backward = Wire::kFp16;
         plan.recompute = recompute, plan.row_dedup = row_dedup;
         const std::vector<Bytes> peaks = peaks_of(request, plan), estimate = estimate_memory(plan, model);
         const auto most = std::max_element(peaks.begin(), peaks.end());

@@ -48,7 +48,7 @@ Plan fixed_plan(const PlanRequest& request, const Strategy& strategy, i64 microb
   ask.microbatches = microbatches;
   Plan plan = strategy.make(request.model, request.cluster, ask);
   plan.dtype.assign(plan.dtype.size(), request.dtype);
-  plan.wire_forward = plan.wire_backward = request.dtype;
+  plan.wire_forward = plan.wire_backward = wire_of(request.dtype);
   return plan;
 }
 

@@ -36,7 +36,7 @@ class RandomPlans {
     plan.queue_binding = static_cast<QueueBinding>(number(0, kEnumCount<QueueBinding> - 1));
     plan.recompute = static_cast<Recompute>(number(0, 2));
     plan.row_dedup = chance(0.5);
-    plan.wire_backward = chance(0.5) ? Dtype::kFp32 : Dtype::kFp16;
+    plan.wire_backward = chance(0.5) ? Wire::kFp32 : Wire::kFp16;
     make_groups(c);
     c.options.backward = chance(0.9);
     c.options.balance = chance(0.5);

@@ -55,7 +55,7 @@ inline Plan oracle_plan(const PlanRequest& r, i64 microbatches, Recompute recomp
   ask.microbatches = microbatches;
   Plan plan = find_strategy("ep").make(r.model, r.cluster, ask);
   plan.dtype.assign(plan.dtype.size(), r.dtype);
-  plan.wire_forward = plan.wire_backward = r.dtype;
+  plan.wire_forward = plan.wire_backward = wire_of(r.dtype);
   plan.recompute = recompute;
   plan.shard_optimizer = shard_optimizer;
   return plan;

@@ -300,7 +300,7 @@ inline RandomCase random_case(u64 seed, i32 max_devices = 8) {
   plan.row_dedup = choose.chance(0.7);
   plan.recompute = static_cast<Recompute>(choose.below(3));
   plan.dtype.assign(static_cast<std::size_t>(num_devices), Dtype::kFp64);
-  plan.wire_forward = plan.wire_backward = Dtype::kFp64;
+  plan.wire_forward = plan.wire_backward = Wire::kFp64;
   out.step = random_plan::step(choose, out.model, plan);
   plan.shard_optimizer = choose.chance(0.3);
   if (choose.chance(0.4)) random_plan::differ_in_recompute(choose, plan);

@@ -25,7 +25,7 @@ inline StrategyRequest small_step() {
 /// On every device and on the wire.
 inline void use_dtype(Plan& plan, Dtype dtype) {
   plan.dtype.assign(plan.dtype.size(), dtype);
-  plan.wire_forward = plan.wire_backward = dtype;
+  plan.wire_forward = plan.wire_backward = wire_of(dtype);
   plan.grad_dtype.reset();
 }
 inline void use_fp64(Plan& plan) { use_dtype(plan, Dtype::kFp64); }

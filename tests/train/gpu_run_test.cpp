@@ -19,15 +19,15 @@ TEST(GpuDtypes, Bf16FromComputeCapability8On) {
   EXPECT_EQ(dtype_of_gpu(80), Dtype::kBf16);
   EXPECT_EQ(dtype_of_gpu(79), Dtype::kFp16);
   EXPECT_EQ(dtype_of_gpu(kUnknown), Dtype::kFp32);
-  EXPECT_EQ(chosen({"both"}, {kH100}), (RoleDtypes{Dtype::kBf16, Dtype::kBf16, Dtype::kBf16}));
-  EXPECT_EQ(chosen({"both"}, {kV100}), (RoleDtypes{Dtype::kFp16, Dtype::kFp16, Dtype::kFp16}));
+  EXPECT_EQ(chosen({"both"}, {kH100}), (RoleDtypes{Dtype::kBf16, Dtype::kBf16, Wire::kBf16}));
+  EXPECT_EQ(chosen({"both"}, {kV100}), (RoleDtypes{Dtype::kFp16, Dtype::kFp16, Wire::kFp16}));
 }
 
 TEST(GpuDtypes, EachRoleHasThatOfItsOldestGpu) {
   EXPECT_EQ(chosen(kZebra, {kA40, kA40, kV100, kV100}),
-            (RoleDtypes{Dtype::kBf16, Dtype::kFp16, Dtype::kBf16}));
+            (RoleDtypes{Dtype::kBf16, Dtype::kFp16, Wire::kBf16}));
   EXPECT_EQ(chosen(kZebra, {kA40, kV100, kH100, kH100}),
-            (RoleDtypes{Dtype::kFp16, Dtype::kBf16, Dtype::kBf16}));
+            (RoleDtypes{Dtype::kFp16, Dtype::kBf16, Wire::kBf16}));
   EXPECT_EQ(chosen({"both", "idle"}, {kA40, kV100}).attention, Dtype::kBf16);
   EXPECT_EQ(chosen({"both", "both"}, {kA40, kV100}).attention, Dtype::kFp16);
 }
@@ -36,9 +36,9 @@ TEST(GpuDtypes, WhatWasAskedForStays) {
   PlanOptions asked;
   asked.attention_dtype = Dtype::kFp32;
   EXPECT_EQ(chosen(kZebra, {kH100, kH100, kH100, kH100}, asked),
-            (RoleDtypes{Dtype::kFp32, Dtype::kBf16, Dtype::kFp32}));
-  asked.wire_dtype = Dtype::kFp16;
-  EXPECT_EQ(chosen(kZebra, {kH100, kH100, kH100, kH100}, asked).wire, Dtype::kFp16);
+            (RoleDtypes{Dtype::kFp32, Dtype::kBf16, Wire::kFp32}));
+  asked.wire_dtype = Wire::kFp16;
+  EXPECT_EQ(chosen(kZebra, {kH100, kH100, kH100, kH100}, asked).wire, Wire::kFp16);
   // Devices with both roles follow the attention's.
   EXPECT_EQ(chosen({"both"}, {kH100}, asked).experts, Dtype::kFp32);
 }

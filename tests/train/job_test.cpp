@@ -288,8 +288,8 @@ TEST_F(JobPlan, OptionsReachThePlan) {
   EXPECT_FALSE(plan.row_dedup);
   EXPECT_EQ(plan.dtype.at(0), Dtype::kFp64);
   EXPECT_EQ(plan.dtype.at(1), Dtype::kBf16);
-  EXPECT_EQ(plan.wire_forward, Dtype::kFp16);
-  EXPECT_EQ(plan.wire_backward, Dtype::kFp16);
+  EXPECT_EQ(plan.wire_forward, Wire::kFp16);
+  EXPECT_EQ(plan.wire_backward, Wire::kFp16);
 }
 
 TEST_F(JobPlan, LayersMayRecomputeDifferently) {

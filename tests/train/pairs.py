@@ -50,6 +50,7 @@ FEATURES = {
     "weights after": {"plan.weight_gradients": "after"},
     "select": {"plan.recompute": "select"},
     "bf16": {"plan.attention_dtype": "bf16", "plan.expert_dtype": "bf16", "plan.wire_dtype": "bf16"},
+    "fp8 rows": {"plan.wire_dtype": "fp8_row"},
     "capacity": {"train.capacity_factor": 1.0},
     "teams": {"plan.team": "[2]"},
     "two processes": {},

@@ -132,8 +132,8 @@ TEST(Replan, WhatDecidesTheNumbersOfTheTrainingStays) {
   const After after = lose(before, {0, 1, 3});
   ASSERT_TRUE(after.changes.contains("plan.file")) << after.replanned.how;
   EXPECT_EQ(total_sequences(after.plan), 12);
-  EXPECT_EQ(after.plan.wire_forward, Dtype::kFp64);
-  EXPECT_EQ(after.plan.wire_backward, Dtype::kFp64);
+  EXPECT_EQ(after.plan.wire_forward, Wire::kFp64);
+  EXPECT_EQ(after.plan.wire_backward, Wire::kFp64);
   for (const DeviceId d : after.replanned.devices)
     EXPECT_EQ(after.plan.dtype[static_cast<std::size_t>(d)], Dtype::kFp64);
   // Beside the plan nothing of the job is another.

@@ -9,7 +9,7 @@ namespace {
 void pack_sums_forward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
   if (!d.sends(op)) return;
   ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
-  const at::Tensor rows = slot.out.to(scalar_type(d.p.plan().wire_forward));
+  const at::Tensor rows = encoded(d, op, slot.out);
   const Exchange exchange(op, d.p);
   const TokenRanges sources = exchange.sources();
   const std::size_t me = exchange.owner_index(d.device());
@@ -26,7 +26,7 @@ void unpack_sums_forward(OpContext& d, const Op& op, Devices participants, std::
   ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
   slot.returned.clear();
   for (const DeviceId owner : d.p.owners(op)) {
-    slot.returned.push_back(d.received(in[position(participants, owner)].tensors[0]));
+    slot.returned.push_back(decoded(d, op, in[position(participants, owner)].tensors[0]));
   }
   if (op.phase == Phase::kRecompute) slot.returned.clear();  // resent for its traffic only
 }
@@ -38,8 +38,7 @@ void pack_sums_backward(OpContext& d, const Op& op, Devices participants, std::v
   const std::vector<DeviceId>& owners = d.p.owners(op);
   for (std::size_t o = 0; o < owners.size(); ++o) {
     out[position(participants, owners[o])].tensors.push_back(
-        gather_rows(slot.d_hidden, slot.chunks[idx(op.chunk)].routed.send[o].token_R)
-            .to(scalar_type(d.p.plan().wire_backward)));
+        encoded(d, op, gather_rows(slot.d_hidden, slot.chunks[idx(op.chunk)].routed.send[o].token_R)));
   }
 }
 
@@ -47,7 +46,7 @@ void unpack_sums_backward(OpContext& d, const Op& op, Devices participants, std:
   if (!d.receives(op)) return;
   std::vector<at::Tensor> rows;
   for (const TokenRange source : d.p.ranges(op)) {
-    rows.push_back(d.received(in[position(participants, source.device)].tensors[0]).to(d.state.dtype()));
+    rows.push_back(decoded(d, op, in[position(participants, source.device)].tensors[0]).to(d.state.dtype()));
   }
   d.slots.chunk(op.layer, op.microbatch, op.chunk).d_out = rows.size() == 1 ? rows[0] : at::cat(rows);
 }

@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <numeric>
 
+#include "hetermoe/comm/codec.h"
 #include "hetermoe/device/host_copy.h"
 #include "hetermoe/exec/ops/op_functions.h"
 #include "hetermoe/nn/router.h"
 #include "hetermoe/nn/rows.h"
+#include "hetermoe/ops/work.h"
 
 // dispatch: rows to the owners of experts; backward, their gradients back.
 namespace hetermoe {
@@ -143,11 +145,10 @@ void pack_rows_forward(OpContext& d, const Op& op, Devices participants, std::ve
   const LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
   const std::vector<SendIndex>& send = slot.chunks[idx(op.chunk)].routed.send;
   const std::vector<DeviceId>& owners = d.p.owners(op);
-  const at::ScalarType wire = scalar_type(d.p.plan().wire_forward);
   const at::Tensor flat_weights = slot.weights.reshape({-1});
   for (std::size_t o = 0; o < owners.size(); ++o) {
     Message& message = out[position(participants, owners[o])];
-    message.tensors.push_back(gather_rows(slot.send, send[o].token_R).to(wire));
+    message.tensors.push_back(encoded(d, op, gather_rows(slot.send, send[o].token_R)));
     message.tensors.push_back(flat_weights.index_select(0, send[o].flat_C.to(flat_weights.device())));
     message.tensors.push_back(send[o].row_C.to(at::kInt));
     message.tensors.push_back(send[o].expert_C.to(at::kInt));
@@ -165,7 +166,7 @@ void unpack_rows_forward(OpContext& d, const Op& op, Devices participants, std::
   std::vector<ReceivedIndex> indices;
   for (const TokenRange source : d.p.ranges(op)) {
     Message& message = in[position(participants, source.device)];
-    rows.push_back(d.received(message.tensors[0]).to(d.state.dtype()));
+    rows.push_back(decoded(d, op, message.tensors[0]).to(d.state.dtype()));
     weights.push_back(d.received(message.tensors[1]).to(accumulate_type(d.state.dtype())));
     indices.push_back({rows.back().size(0), index_here(message.tensors[2]), index_here(message.tensors[3])});
   }
@@ -184,7 +185,7 @@ MessageShape expected_forward(OpContext& d, const Op& op, DeviceId peer) {
   const at::ScalarType theirs = scalar_type(d.p.plan().dtype[idx(peer)]);
   return {.numbers = 0,
           .values = 0,
-          .tensors = {{scalar_type(d.p.plan().wire_forward), {rows, d.model.hidden}},
+          .tensors = {encoded_part(wire_of(op, d.p.plan()), rows, d.model.hidden),
                       {accumulate_type(theirs), {copies}},
                       {at::kInt, {copies}},
                       {at::kInt, {copies}}}};
@@ -214,7 +215,7 @@ void check_indices(OpContext& d, const Op& op, DeviceId peer, const Message& mes
 void pack_rows_backward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
   if (!d.sends(op)) return;
   ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
-  const at::Tensor rows = slot.d_rows.to(scalar_type(d.p.plan().wire_backward));
+  const at::Tensor rows = encoded(d, op, slot.d_rows);
   const Exchange exchange(op, d.p);
   const TokenRanges sources = exchange.sources();
   const std::size_t me = exchange.owner_index(d.device());
@@ -237,7 +238,7 @@ void unpack_rows_backward(OpContext& d, const Op& op, Devices participants, std:
   slot.d_send_weights.clear();
   for (const DeviceId owner : d.p.owners(op)) {
     std::vector<at::Tensor>& tensors = in[position(participants, owner)].tensors;
-    slot.d_send.push_back(d.received(tensors[0]));
+    slot.d_send.push_back(decoded(d, op, tensors[0]));
     slot.d_send_weights.push_back(d.received(tensors[1]));
   }
 }

@@ -1,7 +1,9 @@
 #include <algorithm>
 
+#include "hetermoe/comm/codec.h"
 #include "hetermoe/exec/ops/op_functions.h"
 #include "hetermoe/nn/rows.h"
+#include "hetermoe/ops/work.h"
 
 // move: rows to the device that has the next layer's share, or what backward starts from to the device of
 // backward.
@@ -11,9 +13,8 @@ namespace {
 /// What is moved, a row or more per token, in the types in which it travels.
 std::vector<at::Tensor> moved(OpContext& d, const Op& op) {
   const LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
-  const Plan& plan = d.p.plan();
-  if (op.phase == Phase::kForward) return {slot.move_out.to(scalar_type(plan.wire_forward))};
-  if (op.phase == Phase::kBackward) return {slot.d_move.to(scalar_type(plan.wire_backward))};
+  if (op.phase == Phase::kForward) return {encoded(d, op, slot.move_out)};
+  if (op.phase == Phase::kBackward) return {encoded(d, op, slot.d_move)};
   return backward_start(d, op);
 }
 
@@ -60,7 +61,7 @@ void unpack_activations(OpContext& d, const Op& op, Devices participants, std::v
   std::vector<at::Tensor> rows;
   for (const TokenRange range : senders) {
     for (at::Tensor& part : in[position(participants, range.device)].tensors)
-      rows.push_back(d.received(part).to(d.state.dtype()));
+      rows.push_back(decoded(d, op, part).to(d.state.dtype()));
   }
   if (op.phase == Phase::kForward)
     d.slots.layer(op.layer, op.microbatch).hidden = joined(d, std::move(rows));
@@ -75,12 +76,13 @@ MessageShape expected_activations(OpContext& d, const Op& op, DeviceId peer, con
   MessageShape shape;
   if (tokens == 0) return shape;
   const Plan& plan = d.p.plan();
+  if (op.phase != Phase::kRecompute) {
+    shape.tensors = {encoded_part(wire_of(op, plan), tokens, d.model.hidden)};
+    return shape;
+  }
   const at::ScalarType theirs = scalar_type(plan.dtype[idx(peer)]);
-  const at::ScalarType type = op.phase == Phase::kForward    ? scalar_type(plan.wire_forward)
-                              : op.phase == Phase::kBackward ? scalar_type(plan.wire_backward)
-                                                             : theirs;
-  shape.tensors.push_back({type, {tokens, d.model.hidden}});
-  if (op.phase != Phase::kRecompute || !d.p.is_moe(op.layer)) return shape;
+  shape.tensors.push_back({theirs, {tokens, d.model.hidden}});
+  if (!d.p.is_moe(op.layer)) return shape;
   shape.tensors.push_back({at::kLong, {tokens, d.model.top_k}});
   shape.tensors.push_back({accumulate_type(theirs), {tokens, d.model.top_k}});
   return shape;

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 
+#include "hetermoe/comm/codec.h"
 #include "hetermoe/ops/two_level.h"
+#include "hetermoe/ops/work.h"
 
 namespace hetermoe {
 namespace {
@@ -75,15 +77,21 @@ void check_copies(OpContext& d, DeviceId source, const char* what, i64 got, i64 
                        what, got, drops ? "at most " : "", chosen, tokens, d.model.top_k);
 }
 
+at::Tensor encoded(const OpContext& d, const Op& op, const at::Tensor& x_RD) {
+  return encode(x_RD, wire_of(op, d.p.plan()));
+}
+
+at::Tensor decoded(const OpContext& d, const Op& op, const at::Tensor& received) {
+  return decode(d.received(received), wire_of(op, d.p.plan()), d.state.dtype());
+}
+
 MessageShape expected_rows_back(OpContext& d, const Op& op, DeviceId peer) {
   const std::optional<Exchange::Segment> told = Exchange(op, d.p).segment_between(peer, d.device());
   if (!told) return {};
   const ExchangeLoad& load = d.slots.chunk(op.layer, op.microbatch, op.chunk).load;
   const auto rows = static_cast<i64>(load.rows_between(told->source, told->owner));
-  const bool forward = op.phase != Phase::kBackward;
   MessageShape shape;
-  shape.tensors = {
-      {scalar_type(forward ? d.p.plan().wire_forward : d.p.plan().wire_backward), {rows, d.model.hidden}}};
+  shape.tensors = {encoded_part(wire_of(op, d.p.plan()), rows, d.model.hidden)};
   if (row_of(op.kind).carries_routing_weights) {
     const auto copies = static_cast<i64>(load.copies_between(told->source, told->owner));
     shape.tensors.push_back({accumulate_type(scalar_type(d.p.plan().dtype[idx(peer)])), {copies}});

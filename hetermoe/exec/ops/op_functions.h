@@ -89,6 +89,11 @@ void check_count(const std::string& where, const char* what, std::size_t got, st
 /// have a capacity.
 void check_copies(OpContext& d, DeviceId source, const char* what, i64 got, i64 tokens);
 
+/// Rows of an op as they travel, and those that came as numbers: in this device's dtype where they had
+/// scales.
+at::Tensor encoded(const OpContext& d, const Op& op, const at::Tensor& x_RD);
+at::Tensor decoded(const OpContext& d, const Op& op, const at::Tensor& received);
+
 /// combine and dispatch.B: rows by the counts that dispatch.F told.
 MessageShape expected_rows_back(OpContext& d, const Op& op, DeviceId peer);
 

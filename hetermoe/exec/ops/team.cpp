@@ -1,6 +1,8 @@
 #include <algorithm>
 
+#include "hetermoe/comm/codec.h"
 #include "hetermoe/exec/ops/op_functions.h"
+#include "hetermoe/ops/work.h"
 
 // The attention part of a team: queries, keys and values by tokens, the attention kernel by heads, and what
 // travels between these.
@@ -46,10 +48,7 @@ void run_scores(OpContext& d, const Op& op) {
 
 // --- transfers: the tokens of one device and the heads of another meet ---
 
-at::ScalarType wire_type(const OpContext& d, const Op& op) {
-  const Plan& plan = d.p.plan();
-  return scalar_type(op.phase == Phase::kBackward ? plan.wire_backward : plan.wire_forward);
-}
+at::ScalarType wire_type(const OpContext& d, const Op& op) { return scalar_type(wire_of(op, d.p.plan())); }
 
 /// Of queries, keys and values those of some query heads.
 TokenHeads heads_for(const OpContext& d, const Team& team, const TokenHeads& all, const HeadRange& heads) {

@@ -101,7 +101,7 @@ Plan blank_plan(const PlanRequest& request, Recompute recompute) {
   plan.model = request.model.name;
   plan.seq_len = request.seq_len;
   plan.dtype.assign(request.cluster.devices.size(), request.dtype);
-  plan.wire_forward = plan.wire_backward = request.dtype;
+  plan.wire_forward = plan.wire_backward = request.wire.value_or(wire_of(request.dtype));
   plan.recompute = recompute;
   plan.master = request.master, plan.moments_dtype = request.moments_dtype;
   plan.grad_dtype = request.grad_dtype;

@@ -31,7 +31,7 @@ void consider_degrees(Best& best, Plan plan) {
 
 void apply(const Setting& setting, Plan& plan) {
   plan.dtype.assign(plan.dtype.size(), setting.dtype);
-  plan.wire_forward = plan.wire_backward = setting.dtype;
+  plan.wire_forward = plan.wire_backward = setting.wire.value_or(wire_of(setting.dtype));
   plan.row_dedup = !setting.published;
   plan.grad_dtype = grad_dtype_of(setting);
 }

@@ -13,6 +13,7 @@ struct Setting {
   i64 seq_len = 0;
   i64 sequences = 0;  ///< of a step
   Dtype dtype = Dtype::kFp16;
+  std::optional<Wire> wire = {};         ///< how rows travel; none = in dtype
   std::optional<Dtype> grad_dtype = {};  ///< in which gradients are kept and reduced; none = fp32
   Bytes memory_reserve = 0;              ///< of each device, kept free of what usable_memory() allows
   /// As the published systems do it: a row travels per expert copy, EP sends tokens again for recomputation,

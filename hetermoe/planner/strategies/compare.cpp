@@ -35,7 +35,7 @@ class Comparison {
   Comparison(const ModelConfig& model, const Cluster& cluster, i64 seq_len, const CompareOptions& options)
       : predictor_(model, cluster, options.software), roles_(default_roles(cluster)), options_(options) {
     setting_.seq_len = seq_len;
-    setting_.dtype = options.dtype;
+    setting_.dtype = options.dtype, setting_.wire = options.wire;
     setting_.grad_dtype = options.grad_dtype;
     setting_.memory_reserve = options.limits.memory_reserve;
     setting_.published = options.published;
@@ -98,7 +98,7 @@ class Comparison {
     request.cluster = predictor_.cluster();
     request.seq_len = setting_.seq_len;
     request.sequences = setting_.sequences;
-    request.dtype = setting_.dtype;
+    request.dtype = setting_.dtype, request.wire = setting_.wire;
     request.grad_dtype = grad_dtype_of(setting_);
     request.software = predictor_.software();
     request.limits = options_.limits;

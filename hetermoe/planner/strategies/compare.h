@@ -44,6 +44,7 @@ struct CompareOptions {
   PlanLimits
       limits;  ///< of `best`, as of `hetermoe plan`; devices that must stay out do so for all strategies
   Dtype dtype = Dtype::kFp16;
+  std::optional<Wire> wire = {};         ///< see Setting
   std::optional<Dtype> grad_dtype = {};  ///< see Setting
   bool published = false;                ///< see Setting; of `best` the dtype of gradients alone
   bool check_memory = true;              ///< a plan that overfills a device is no candidate

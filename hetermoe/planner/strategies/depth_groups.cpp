@@ -246,7 +246,7 @@ Plan make_depth_groups(const ModelConfig& model, const Cluster& cluster, const S
   if (!request.expects_times) return plan;
   Plan asked = plan;  // whose times are asked for
   asked.dtype.assign(plan.dtype.size(), request.dtype);
-  asked.wire_forward = asked.wire_backward = request.dtype;
+  asked.wire_forward = asked.wire_backward = wire_of(request.dtype);
   plan.expected =
       expected_times(asked, model, cluster, *make_cost(model, cluster, asked, load_profiles(cluster)));
   return plan;

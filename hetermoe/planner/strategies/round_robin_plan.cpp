@@ -371,7 +371,7 @@ Plan make_roundpipe(const ModelConfig& model, const Cluster& cluster, const Stra
   for (LayerPlacement& layer : group.layers) layer.recompute = Recompute::kResend;
   Plan asked = base;  // whose time and memory is asked for
   asked.dtype.assign(base.dtype.size(), request.dtype);
-  asked.wire_forward = asked.wire_backward = request.dtype;
+  asked.wire_forward = asked.wire_backward = wire_of(request.dtype);
   const double largest = real(*std::max_element(group.microbatches.begin(), group.microbatches.end()));
   const std::vector<Rounds> ranked =
       ranked_rounds(expected_turn_times(asked, model, cluster, largest, request.trained),

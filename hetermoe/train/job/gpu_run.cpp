@@ -67,7 +67,7 @@ bool has_role(const std::vector<std::string>& roles, const std::string& role) {
   return std::find(roles.begin(), roles.end(), role) != roles.end();
 }
 
-Dtype wire_between(Dtype a, Dtype b) {
+Dtype wider(Dtype a, Dtype b) {
   if (bytes_of(a) != bytes_of(b)) return bytes_of(a) > bytes_of(b) ? a : b;
   return a == b ? a : Dtype::kBf16;
 }
@@ -132,7 +132,7 @@ RoleDtypes gpu_dtypes(const PlanOptions& asked, const std::vector<std::string>& 
   const Dtype experts =
       has_role(roles, "expert") ? dtype_of_role("expert", roles, capabilities) : out.attention;
   out.experts = asked.expert_dtype.value_or(experts);
-  out.wire = asked.wire_dtype.value_or(wire_between(out.attention, out.experts));
+  out.wire = asked.wire_dtype.value_or(wire_of(wider(out.attention, out.experts)));
   return out;
 }
 

@@ -27,9 +27,10 @@ std::string gpu_fault(const std::vector<GpuFacts>& gpus, const std::vector<int>&
 /// below 8.0, fp32 where it is not known (0).
 Dtype dtype_of_gpu(int capability);
 
-/// Dtypes of a plan's roles and of its rows in transfers.
+/// Dtypes of a plan's roles, and how its rows travel.
 struct RoleDtypes {
-  Dtype attention = Dtype::kFp32, experts = Dtype::kFp32, wire = Dtype::kFp32;
+  Dtype attention = Dtype::kFp32, experts = Dtype::kFp32;
+  Wire wire = Wire::kFp32;
   bool operator==(const RoleDtypes&) const = default;
 };
 

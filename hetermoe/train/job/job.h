@@ -154,7 +154,8 @@ struct PlanOptions : PlanChoices, CutOptions {
   std::string recompute_layers;
   bool shard_weights = false;
   std::vector<std::string> offload;
-  std::optional<Dtype> attention_dtype, expert_dtype, wire_dtype;
+  std::optional<Dtype> attention_dtype, expert_dtype;
+  std::optional<Wire> wire_dtype;
   template <class V>
   void fields(V& v) {
     v("file", file, "a plan.json to run instead of asking the strategy");
@@ -185,7 +186,8 @@ struct PlanOptions : PlanChoices, CutOptions {
     slot_fields(v);
     v("attention_dtype", attention_dtype, "compute dtype of devices with attention");
     v("expert_dtype", expert_dtype, "compute dtype of devices with experts only");
-    v("wire_dtype", wire_dtype, "dtype of rows in transfers");
+    v("wire_dtype", wire_dtype,
+      "how rows travel; fp8_row is for rows of experts, the rest travels in bf16 then (docs/precision.md)");
   }
 };
 

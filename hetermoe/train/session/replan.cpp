@@ -119,6 +119,7 @@ PlannerPlan ask_planner(const Job& job, const Plan& before, const ModelConfig& m
   request.seq_len = job.train.seq_len;
   request.sequences = job.train.sequences;
   request.dtype = emulated_plan(job, before).dtype[static_cast<std::size_t>(survivors[0])];
+  if (has_scales(before.wire_forward)) request.wire = before.wire_forward;
   request.master = before.master, request.moments_dtype = before.moments_dtype;
   request.grad_dtype = before.grad_dtype;
   const StepOptions step = step_options(job, model);

@@ -1,0 +1,23 @@
+#pragma once
+#include "hetermoe/comm/transport.h"
+#include "hetermoe/plan/wire.h"
+
+// Rows as they travel, and back. Suffixes: R rows, D numbers of a row, B bytes of a row.
+namespace hetermoe {
+
+/// In what numbers travel without scales; HM_CHECK fails for a wire with scales.
+at::ScalarType scalar_type(Wire wire);
+
+/// What encode() makes of `rows` rows of `width` numbers: numbers [R, D]; with scales bytes [R, B], the codes
+/// of a row and then its scale.
+MessageShape::Part encoded_part(Wire wire, i64 rows, i64 width);
+
+/// fp8_row: the scale of a row is its largest absolute value / 448, at least 2^-126; that of zeros is 1. A
+/// row with a number that is not finite in fp32 gets the scale NaN: all of it is NaN when it is decoded.
+/// Other wires: rounds to nearest, halves to even; what is too large for fp16 becomes infinite.
+at::Tensor encode(const at::Tensor& x_RD, Wire wire);
+
+/// With scales: the numbers [R, D] in `dtype`. Other rows are returned as they came.
+at::Tensor decode(const at::Tensor& received, Wire wire, at::ScalarType dtype);
+
+}  // namespace hetermoe

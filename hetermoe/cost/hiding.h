@@ -1,0 +1,26 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "hetermoe/cluster/cluster.h"
+
+// Whether experts compute for longer than their rows travel: then the transfers can hide.
+namespace hetermoe {
+
+/// Seconds that the experts of a layer compute over seconds that their rows travel, forward or backward, with
+/// the experts on `places` devices that each have the link: 1.5 width (link / peak) places / (places - 1).
+/// Rows and products in 16 bits; what hidden size, experts and tokens there are does not matter.
+double compute_over_transfer(double width, BytesPerSecond link, FlopsPerSecond peak, i64 places);
+
+/// A link of a node by data sheets, which its devices share.
+struct LinkHiding {
+  std::string node, devices, link;  ///< "new", "H100 x8"; link: inside or network
+  i64 places = 0;                   ///< devices of the node; of the network, nodes
+  BytesPerSecond rate = 0;          ///< of a device; of the network, of the node
+  FlopsPerSecond peak = 0;          ///< of a device; of the network, of all on the node
+  double width = 0;                 ///< expert width at which both take as long
+};
+/// Nodes that are alike once. A device alone on its node has no link inside.
+std::vector<LinkHiding> hiding_links(const Cluster& cluster);
+
+}  // namespace hetermoe

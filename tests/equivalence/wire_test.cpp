@@ -1,0 +1,152 @@
+#include <gtest/gtest.h>
+
+#include "hetermoe/comm/codec.h"
+#include "tests/support/rig.h"
+#include "tests/support/strategy_plans.h"
+
+// Steps whose rows travel with scales, beside the same steps in which a test rounds what arrives.
+namespace hetermoe::testing {
+namespace {
+
+using Hook = HookedTransport::Hook;
+
+Plan with_scales(Plan plan) {
+  plan.wire_forward = plan.wire_backward = Wire::kFp8Row;
+  return plan;
+}
+
+struct Ended {
+  StepResult result;
+  TensorsByName gradients;
+};
+
+struct Scene {
+  ModelConfig model = tiny_mixtral();
+  Cluster cluster = make_cluster(4);
+  StepOptions step = {true, 1, true};
+
+  Ended run(const Plan& plan, const Hook& on_receive = {}) const {
+    RigOptions options;
+    options.step = step;
+    options.on_receive = on_receive;
+    Rig rig(model, cluster, plan, options);
+    rig.load(lively_values(model));
+    const StepResult result = rig.executor().run(random_input(plan, model));
+    EXPECT_TRUE(rig.differing_replicas().empty());
+    return {result, rig.gradients()};
+  }
+};
+
+bool carries_expert_rows(const ExchangeCall& call) {
+  return call.name.starts_with("dispatch") || call.name.starts_with("combine");
+}
+bool carries_other_rows(const ExchangeCall& call) {
+  return call.name.starts_with("move") || call.name.starts_with("to_heads") ||
+         call.name.starts_with("to_tokens");
+}
+
+/// Rows of experts as a row of E4M3 with a scale has them, others as bf16; computed in fp64.
+void round_rows(const ExchangeCall& call, std::vector<Message>& in) {
+  for (Message& message : in) {
+    for (at::Tensor& tensor : message.tensors) {
+      if (tensor.scalar_type() != at::kDouble) continue;
+      if (carries_other_rows(call)) tensor = tensor.to(at::kBFloat16).to(at::kDouble);
+      if (!carries_expert_rows(call) || tensor.dim() < 2) continue;  // weights of copies travel as they are
+      tensor = decode(encode(tensor, Wire::kFp8Row), Wire::kFp8Row, at::kDouble);
+    }
+  }
+}
+
+bool same_bits(const Ended& a, const Ended& b) {
+  return a.result.loss == b.result.loss && a.result.grad_norm == b.result.grad_norm &&
+         std::equal(a.gradients.begin(), a.gradients.end(), b.gradients.begin(), b.gradients.end(),
+                    [](const auto& x, const auto& y) {
+                      return x.first == y.first && at::equal(x.second, y.second);
+                    });
+}
+
+/// So sums are those of decoded numbers, in the order and the dtype of a step without scales.
+TEST(WireWithScales, EqualsAStepWhoseRowsAreRoundedOnArrivalToTheBit) {
+  const Scene s;
+  int count = 0;
+  for (NamedPlan& named : strategy_plans(s.model, s.cluster, small_step())) {
+    use_fp64(named.plan);
+    // What backward starts from is moved as it is, and has the name of a move, too.
+    if (!named.plan.groups[0].layers[0].attention_backward.empty()) continue;
+    const Ended plain = s.run(named.plan), rounded = s.run(named.plan, round_rows),
+                scaled = s.run(with_scales(named.plan));
+    EXPECT_TRUE(same_bits(scaled, rounded)) << named.name;
+    EXPECT_EQ(same_bits(scaled, plain), named.name == "single") << named.name;
+    EXPECT_NEAR(scaled.result.loss, plain.result.loss, 0.02 * plain.result.loss) << named.name;
+    ++count;
+  }
+  EXPECT_GT(count, 5);
+}
+
+TEST(WireWithScales, HoldsWithoutDedupInChunksAndWithRecomputation) {
+  const Scene s;
+  for (const Recompute recompute :
+       {Recompute::kOff, Recompute::kLocal, Recompute::kResend, Recompute::kAhead, Recompute::kSelect}) {
+    Plan plan = find_strategy("zebra").make(s.model, s.cluster, small_step());
+    use_fp64(plan);
+    plan.recompute = recompute;
+    plan.row_dedup = recompute != Recompute::kLocal;
+    plan.chunks = recompute == Recompute::kOff ? 1 : 3;
+    EXPECT_TRUE(same_bits(s.run(with_scales(plan)), s.run(plan, round_rows))) << name_of(recompute);
+  }
+}
+
+/// What a fault in the first message with rows does to a step; "refused" when it throws.
+struct Found {
+  bool refused = false, nan = false, same = false;
+};
+Found with_fault(at::Tensor (*change)(const at::Tensor&)) {
+  const Scene s;
+  Plan plan = find_strategy("zebra").make(s.model, s.cluster, small_step());
+  use_fp64(plan);
+  plan = with_scales(plan);
+  const Ended sound = s.run(plan);
+  const auto plant = [&](const ExchangeCall& call, std::vector<Message>& in) {
+    if (!call.name.starts_with("combine.F")) return;
+    for (Message& message : in) {
+      if (!message.tensors.empty() && message.tensors[0].size(0) > 1)
+        message.tensors[0] = change(message.tensors[0]);
+    }
+  };
+  try {
+    const Ended faulty = s.run(plan, plant);
+    return {.nan = std::isnan(faulty.result.loss), .same = same_bits(sound, faulty)};
+  } catch (const TransportError&) {
+    return {.refused = true};
+  }
+}
+
+TEST(WireWithScales, PlantedFaultsAreFound) {
+  const Found none = with_fault([](const at::Tensor& rows) { return rows; });
+  EXPECT_TRUE(none.same);
+  const Found neighbour = with_fault([](const at::Tensor& rows) {
+    at::Tensor out = rows.clone();
+    const i64 width = rows.size(1) - 4;
+    out.narrow(1, width, 4).copy_(rows.narrow(1, width, 4).roll(1, 0));
+    return out;
+  });
+  EXPECT_FALSE(neighbour.same || neighbour.refused);
+  // A row that was not finite makes the loss so: the run's guard finds it.
+  const Found not_finite = with_fault([](const at::Tensor& rows) {
+    at::Tensor out = rows.clone();
+    const at::Tensor row = at::full({1, rows.size(1) - 4}, std::numeric_limits<double>::infinity());
+    out.narrow(0, 0, 1).copy_(encode(row, Wire::kFp8Row));
+    return out;
+  });
+  EXPECT_TRUE(not_finite.nan);
+}
+
+TEST(WireWithScales, AMessageWithOtherScalesIsRefused) {
+  EXPECT_TRUE(with_fault([](const at::Tensor& rows) { return rows.narrow(1, 0, rows.size(1) - 4); }).refused);
+  EXPECT_TRUE(with_fault([](const at::Tensor& rows) { return at::cat({rows, rows}, 1); }).refused);
+  EXPECT_TRUE(with_fault([](const at::Tensor& rows) { return rows.narrow(0, 1, rows.size(0) - 1); }).refused);
+  EXPECT_TRUE(with_fault([](const at::Tensor& rows) { return rows.to(at::kFloat); }).refused);
+}
+
+}  // namespace
+}  // namespace hetermoe::testing
