@@ -21,7 +21,9 @@ at::Tensor scales_of(const at::Tensor& x_RD) {
 at::Tensor encode_fp8_row(const at::Tensor& rows_RD) {
   const at::Tensor x_RD = rows_RD.scalar_type() == at::kDouble ? rows_RD.to(at::kFloat) : rows_RD;
   const i64 width = x_RD.size(1);
-  const at::Tensor scale_R1 = scales_of(x_RD);
+  // Of no or one row a result may have other strides than bytes can be read by.
+  const at::Tensor scale_R1 = at::empty({x_RD.size(0), 1}, x_RD.options().dtype(at::kFloat));
+  scale_R1.copy_(scales_of(x_RD));
   at::Tensor out_RB = at::empty({x_RD.size(0), width + kScaleBytes}, x_RD.options().dtype(at::kByte));
   out_RB.narrow(1, 0, width).view(at::kFloat8_e4m3fn).copy_(x_RD / scale_R1);
   out_RB.narrow(1, width, kScaleBytes).copy_(scale_R1.view(at::kByte));
