@@ -40,7 +40,7 @@ struct Config {
   i64 tokens() const { return sequences * seq_len; }
 };
 
-at::ScalarType dtype_of(const std::string& name) {
+at::ScalarType named_dtype(const std::string& name) {
   if (name == "bf16") return at::kBFloat16;
   return name == "fp16" ? at::kHalf : at::kFloat;
 }
@@ -336,6 +336,6 @@ int main(int argc, char** argv) {
   at::set_num_threads(argc > 1 ? std::atoi(argv[1]) : 2);
   hetermoe::keep_freed_memory();
   hetermoe::run(
-      hetermoe::make_config(argc > 3 ? argv[3] : "s", hetermoe::dtype_of(argc > 4 ? argv[4] : "fp32")),
+      hetermoe::make_config(argc > 3 ? argv[3] : "s", hetermoe::named_dtype(argc > 4 ? argv[4] : "fp32")),
       argc > 2 ? std::atoi(argv[2]) : 12);
 }

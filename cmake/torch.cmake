@@ -37,12 +37,15 @@ _torch_import(torch::torch_cpu libtorch_cpu.so)
 add_library(torch::cpu INTERFACE IMPORTED GLOBAL)
 target_link_libraries(torch::cpu INTERFACE torch::torch_cpu torch::c10 Threads::Threads)
 target_compile_features(torch::cpu INTERFACE cxx_std_20)
-target_include_directories(torch::cpu SYSTEM INTERFACE "${TORCH_DIR}/include"
+# The wheel's include folder holds a copy of fmt, whose library is inside libtorch and not exported. The system's fmt comes
+# first: as headers alone, the copy costs a quarter of the time of a batch (exec 0, 2026-11-28: 24.4 s of CPU, 18.5 s now).
+get_target_property(_fmt fmt::fmt INTERFACE_INCLUDE_DIRECTORIES)
+list(GET _fmt 0 _fmt)
+file(MAKE_DIRECTORY "${CMAKE_BINARY_DIR}/fmt")
+file(CREATE_LINK "${_fmt}/fmt" "${CMAKE_BINARY_DIR}/fmt/fmt" SYMBOLIC)
+target_include_directories(torch::cpu SYSTEM INTERFACE "${CMAKE_BINARY_DIR}/fmt" "${TORCH_DIR}/include"
                            "${TORCH_DIR}/include/torch/csrc/api/include")
 target_link_options(torch::cpu INTERFACE ${_link})
-# The wheel's include folder holds its own copy of fmt, which comes before the system's; its library is inside libtorch
-# and not exported. Header-only, each version lives in its own inline namespace.
-target_compile_definitions(torch::cpu INTERFACE FMT_HEADER_ONLY=1)
 # at::parallel_for of the headers runs in one thread unless the file that calls it is compiled for OpenMP. The runtime is
 # the wheel's own: a second one would start a second pool of threads. Not under TSan, which cannot see its barriers, and
 # not with clang, whose calls of OpenMP are for a runtime of its own.

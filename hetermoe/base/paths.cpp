@@ -33,11 +33,16 @@ std::vector<std::string> config_names(const std::string& kind, const std::string
 
 fs::path find_config(const std::string& name_or_path, const std::string& kind, const std::string& extension) {
   std::error_code code;
-  if (fs::exists(name_or_path, code)) return name_or_path;
+  const fs::path path = name_or_path;
+  // A folder that happens to have a known name is meant only where it holds a model.
+  const bool is_folder = fs::is_directory(path, code);
+  const bool meant = !is_folder || path.has_parent_path() || fs::exists(path / "config.json", code);
+  if (meant && fs::exists(path, code)) return path;
   std::string name = name_or_path;
   for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   const fs::path named = configs_folder() / kind / (name + "." + extension);
   if (fs::exists(named, code)) return named;
+  if (is_folder) return path;  // who reads it says what is wrong
   const bool looks_like_path = name_or_path.find_first_of("/.") != std::string::npos;
   fail<ConfigError>(name_or_path, "{} in configs/{}: expected an existing file or a known name.{}",
                     looks_like_path ? "no such file, and no such name" : "no such name", kind,

@@ -273,6 +273,12 @@ void allow_overrides(Flags& flags) {
 
 Overrides overrides_of(const Flags& flags) {
   Overrides overrides;
+  const auto is_given = [&](const CLI::Option* option) { return option != nullptr && option->count() > 0; };
+  const CLI::Option* strategy = flags.app().get_option_no_throw("--strategy");
+  const bool is_key = is_given(strategy) && strategy->get_group() == kHiddenGroup;
+  if (is_key && is_given(flags.app().get_option_no_throw("--plan")))
+    fail<ConfigError>("--strategy", "got {} with --plan: that file says all of a plan, give one of them",
+                      strategy->results().back());
   for (const FieldDoc& key : job_fields()) {
     const CLI::Option* option = flags.app().get_option_no_throw("--" + key.name);
     const bool is_key = option != nullptr && option->get_group() == kHiddenGroup;
@@ -303,10 +309,11 @@ int run_program(std::vector<std::string> words) {
     Flags flags(*sub, behind_dashes);
     runners.emplace_back(sub, command.make(flags));
   }
-  if (words.empty() || words[0] == "help") {
+  if (words.empty() || words == std::vector<std::string>{"help"}) {
     std::cout << app.help();
     return words.empty() ? 2 : 0;
   }
+  if (words.size() == 2 && words[0] == "help") words = {words[1], "--help"};
   check_command(words);
   check_not_empty(words);
   try {
@@ -329,6 +336,13 @@ int exit_code_of(const std::exception& error) {
                      dynamic_cast<const IoError*>(&error) != nullptr ||
                      dynamic_cast<const InputError*>(&error) != nullptr;
   return wrong ? 2 : 1;
+}
+
+void check_step_size(i64 sequences, i64 tokens) {
+  if (sequences > 0 && tokens > 0)
+    fail<ConfigError>("--tokens",
+                      "got {} with --sequences {}: both say how large a step is, give one of them", tokens,
+                      sequences);
 }
 
 Dtype parse_dtype(const std::string& text) {

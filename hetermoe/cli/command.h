@@ -61,6 +61,8 @@ int code_of_end(const std::vector<StrategyRun>& runs, i64 steps, const std::stri
 /// Result for machines on stdout.
 void print_json(const Json& json);
 
+/// Not more than one of them says how large a step is. Throws ConfigError.
+void check_step_size(i64 sequences, i64 tokens);
 /// Value of --dtype. Throws ConfigError.
 Dtype parse_dtype(const std::string& text);
 

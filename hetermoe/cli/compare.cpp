@@ -133,6 +133,7 @@ std::string rules_text(const CompareOptions& options) {
 }
 
 int compare_predicted(const CompareArguments& options, const Job& job) {
+  check_step_size(options.sequences, options.tokens);
   CompareOptions fixed;
   if (!options.strategies.empty()) fixed.strategies = options.strategies;
   fixed.asym_ea = !options.no_asym_ea;

@@ -6,6 +6,7 @@
 #include <torch/version.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -57,6 +58,14 @@ i64 usable_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
   return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : std::thread::hardware_concurrency();
+}
+
+constexpr double kBusy = 0.5;  ///< processes for each core that lower what is measured
+
+/// Processes that wanted a core in the last minute, on average; 0 = not known.
+double machine_load() {
+  double load = 0;
+  return getloadavg(&load, 1) == 1 ? load : 0;
 }
 
 /// Limit of this process's control group (version 2); 0 = none known.
@@ -213,6 +222,7 @@ Json examine() {
           {"blas", at::hasMKL() ? "MKL" : "not MKL"},
           {"cpu", proc_value("/proc/cpuinfo", "model name")},
           {"cores", usable_cores()},
+          {"load", machine_load()},
           {"cpu_features", cpu_features()},
           {"cpu_speed", speed_json({c10::DeviceType::CPU})},
           {"memory_bytes", limit > 0 ? std::min(limit, memory) : memory},
@@ -260,6 +270,8 @@ void print_found(const Json& found) {
   line("cpu", fmt::format("{}, {} usable cores:{}", found["cpu"].get<std::string>(),
                           found["cores"].get<i64>(), features));
   line("", speed_text(found["cpu_speed"]));
+  if (const auto load = found["load"].get<double>(); load > kBusy * found["cores"].get<double>())
+    line("", fmt::format("other programs were running (load {:.1f}): alone these rates are higher", load));
   line("memory", fmt::format("{}, {} of it available", format_bytes(found["memory_bytes"].get<double>()),
                              format_bytes(found["memory_available_bytes"].get<double>())));
   for (const Json& kind : found["transports"])
@@ -378,6 +390,8 @@ std::function<int()> make_doctor(Flags& flags) {
       ->range(between(0.001, 1e6));
   flags.add_flag("--json", options->json, "print JSON");
   return [options] {
+    if (options->device != "cpu" && options->device != "cuda")
+      fail<ConfigError>("--device", "got \"{}\", expected cpu or cuda", options->device);
     if (!options->cluster.empty()) return preflight(*options);
     const Json found = examine();
     if (options->json)

@@ -286,8 +286,9 @@ std::function<int()> make_generate(Flags& flags) {
       ->capture_default_str()
       ->range({0, 1, true});
   flags.add_option("--seed", options->seed, "of the draw")->capture_default_str()->range(at_least(0));
-  flags.add_option("--tokenizer", options->tokenizer,
-                   "bytes, or a SentencePiece model; by default that of the run or the folder");
+  flags.add_option(
+      "--tokenizer", options->tokenizer,
+      "bytes, a SentencePiece model or a tokenizer.json; by default that of the run or the folder");
   flags.add_flag("--chat", options->chat,
                  "the prompt is a question: it is put as the model knows it, and the answer ends as its do");
   flags.add_option("--template", options->chat_template,

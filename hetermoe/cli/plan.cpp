@@ -1,4 +1,5 @@
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <iostream>
@@ -32,6 +33,7 @@ struct PlanArguments {
 };
 
 PlanRequest make_request(const PlanArguments& options) {
+  check_step_size(options.sequences, options.tokens);
   PlanRequest request;
   request.model = load_model(options.model);
   request.cluster = load_cluster(options.cluster);
@@ -208,6 +210,8 @@ int plan(const PlanArguments& options) {
   const std::string assumed = assumed_links(options.cluster);
   request.links_assumed = !assumed.empty();
   const PlanResult result = find_plan(request);
+  if (!result.feasible() && isatty(STDERR_FILENO) != 0)
+    std::cerr << "no plan fits; searching for what would make room" << std::endl;
   const std::string ways = result.feasible() ? "" : ways_out_text(request);
   if (options.json) {
     Json json = to_json(result);

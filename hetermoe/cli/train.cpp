@@ -175,7 +175,7 @@ int train(const TrainArguments& options, Job job, const Processes& processes, bo
       print_run(job, runs[0], report);
   }
   const char* left = job.checkpoint.every > 0 ? "; the same command goes on from there"
-                                              : "; without checkpoint.every nothing of it is left";
+                                              : "; without checkpoint.every its weights are lost";
   const int code = code_of_end(runs, job.train.steps, left, processes);
   return code == 0 && lost ? 1 : code;
 }

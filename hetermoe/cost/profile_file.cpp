@@ -125,10 +125,12 @@ void write_profile(const ProfileFile& profile, const std::filesystem::path& path
 void check_profile(const ProfileFile& profile, const ModelConfig& model, Dtype dtype,
                    const std::string& where) {
   if (profile.dtype != dtype) {
-    fail<ConfigError>(
-        where + " dtype",
-        "profile of another dtype: got {}, expected {} as in the plan. Profile again with --dtype {}",
-        name_of(profile.dtype), name_of(dtype), name_of(dtype));
+    fail<ConfigError>(where + " dtype",
+                      "profile of another dtype: got {}, expected {} as in the plan. Profile again with "
+                      "--dtype {}, or use these "
+                      "times: plan --dtype {}; train, simulate and verify --clock.emulated_dtype {}",
+                      name_of(profile.dtype), name_of(dtype), name_of(dtype), name_of(profile.dtype),
+                      name_of(profile.dtype));
   }
   const Json got = write_fields(profile.shape), expected = write_fields(shape_of(model));
   for (const auto& [key, value] : expected.items()) {

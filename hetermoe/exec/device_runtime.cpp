@@ -20,9 +20,10 @@ Released DeviceRuntime::take(const BufferKey& key) {
   ParameterStore& store = context_.state.store();
   if (key.buffer() == Buffer::kWeights) return hold(store.dismiss(key.state()));
   const bool is_device = device() < context_.p.num_devices();
-  const auto leaves = [](const State& state) { return state.transient() && !state.adapters_stay(); };
-  if (key.buffer() == Buffer::kGrad && is_device && leaves(context_.schedule.states[idx(key.state())]))
-    return hold(store.take_grads(key.state()));
+  if (key.buffer() == Buffer::kGrad && is_device) {
+    const State& state = context_.schedule.states[idx(key.state())];
+    if (state.gathered() || state.summed_on_hosts()) return hold(store.take_grads(key.state()));
+  }
   return slots().take(key);
 }
 

@@ -77,9 +77,7 @@ bool ParameterStore::visits_here(const State& state) const {
   return state.gathered() || (state.visits() && !state.has_home(device_));
 }
 
-bool ParameterStore::updates_here(const State& state) const {
-  return state.trainable && std::binary_search(state.updaters().begin(), state.updaters().end(), device_);
-}
+bool ParameterStore::updates_here(const State& state) const { return state.updated_on(device_); }
 
 /// Of what this place has of a state: a host has the matrices whose adapters stay on devices.
 DeviceId ParameterStore::speaker_of(const State& state) const {

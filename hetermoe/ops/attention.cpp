@@ -9,7 +9,7 @@
 namespace hetermoe {
 namespace {
 
-void forward_accesses(AccessList& list) {
+void attention_forward_accesses(AccessList& list) {
   list.read_params();
   if (list.has_teams()) {
     list.read(Buffer::kHidden);
@@ -34,7 +34,7 @@ void recompute_accesses(AccessList& list) {
   if (resends_rows(list.recompute())) list.write(Buffer::kSend);
 }
 
-void backward_accesses(AccessList& list) {
+void attention_backward_accesses(AccessList& list) {
   const i32 layer = list.op.layer;
   list.read_params();
   list.read(Buffer::kHidden);
@@ -59,22 +59,22 @@ void backward_accesses(AccessList& list) {
   if (list.is_moe()) list.add_figures();  // the load-balancing loss
 }
 
-void accesses(AccessList& list) {
+void attention_accesses(AccessList& list) {
   list.add_saved();
   switch (list.op.phase) {
     case Phase::kForward:
-      return forward_accesses(list);
+      return attention_forward_accesses(list);
     case Phase::kRecompute:
       return recompute_accesses(list);
     case Phase::kBackward:
-      return backward_accesses(list);
+      return attention_backward_accesses(list);
     case Phase::kWeights:
       list.read(Buffer::kLeftAttention);
       return list.add_grad(UnitPart::kAttention, list.op.layer);
   }
 }
 
-bool occurs_in(const Op& op, const Placement& placement) {
+bool attention_occurs_in(const Op& op, const Placement& placement) {
   const Recompute recompute = placement.recompute(op.group, op.layer);
   if (op.phase == Phase::kRecompute)
     return recompute == Recompute::kAhead || (placement.is_moe(op.layer) && resends_rows(recompute));
@@ -152,8 +152,8 @@ const OpRow op_rows::attention = {
     .saved = SavedPart::kInputs,
     .looks_back = true,
     .looks_back_in = Phase::kForward,
-    .accesses = accesses,
-    .occurs_in = occurs_in,
+    .accesses = attention_accesses,
+    .occurs_in = attention_occurs_in,
     .has_work = has_work_in_layer<UnitPart::kAttention>,
     .uses = uses_in_layer<UnitPart::kAttention>,
     .grades = grades_in_layer<UnitPart::kAttention>,

@@ -6,7 +6,7 @@
 namespace hetermoe {
 namespace {
 
-void accesses(AccessList& list) {
+void balance_accesses(AccessList& list) {
   const Placement& p = list.p;
   for (const MicrobatchRef& member : p.balance_set(p.balance_set_of(list.op.group, list.op.microbatch))) {
     if (p.routes(member, list.device, Phase::kForward))
@@ -16,8 +16,8 @@ void accesses(AccessList& list) {
   }
 }
 
-std::vector<PortBytes> bytes_of_op(const WorkModel& model, const Op&, std::span<const PlaceId> participants,
-                                   const ExchangeLoad*) {
+std::vector<PortBytes> balance_bytes(const WorkModel& model, const Op&, std::span<const PlaceId> participants,
+                                     const ExchangeLoad*) {
   const i64 counts = model.placement().balance_parts() * model.model().num_experts;
   return model.all_to_all_bytes(participants, 8 * real(counts));
 }
@@ -30,8 +30,8 @@ const OpRow op_rows::balance = {
     .participants = Participants::kBalanceSet,
     .occurs = Occurs::kPerBalanceSet,
     .has_microbatch = true,
-    .accesses = accesses,
-    .bytes = bytes_of_op,
+    .accesses = balance_accesses,
+    .bytes = balance_bytes,
 };
 
 }  // namespace hetermoe

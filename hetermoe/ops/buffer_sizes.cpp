@@ -116,9 +116,7 @@ MemoryUse BufferSizes::state(PlaceId device) const {
     const double trained = adapted ? adapters : count;
     params += kept + adapters;
     trainable += !state.trainable ? 0 : adapted ? trained : kept;
-    const std::vector<PlaceId>& updaters = state.updaters();
-    const bool optimizes = state.trainable && std::binary_search(updaters.begin(), updaters.end(), device);
-    optimized += optimizes ? trained / work_.optimizer_parts(index) : 0;
+    optimized += state.updated_on(device) ? trained / work_.optimizer_parts(index) : 0;
   }
   use.weights += params * each.weights;
   if (!placement_.options().backward) return use;

@@ -4,7 +4,7 @@
 namespace hetermoe {
 namespace {
 
-void accesses(AccessList& list) {
+void combine_accesses(AccessList& list) {
   list.read(Buffer::kLoad);
   if (list.op.phase == Phase::kBackward) {
     if (list.sends()) {
@@ -32,7 +32,7 @@ const OpRow op_rows::combine = {
     .has_layer = true,
     .has_microbatch = true,
     .has_chunk = true,
-    .accesses = accesses,
+    .accesses = combine_accesses,
     .occurs_in = is_in_exchange_rounds,
     .bytes = exchange_bytes,
     .workspace = exchange_workspace,

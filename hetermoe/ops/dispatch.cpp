@@ -4,7 +4,7 @@
 namespace hetermoe {
 namespace {
 
-void accesses(AccessList& list) {
+void dispatch_accesses(AccessList& list) {
   const bool backward = list.op.phase == Phase::kBackward;
   list.add(Buffer::kLoad, backward ? Mode::kRead : Mode::kWrite);
   if (backward) {
@@ -21,7 +21,7 @@ void accesses(AccessList& list) {
 }
 
 /// Where select keeps the rest, nothing but the rows travels again.
-bool occurs_in(const Op& op, const Placement& placement) {
+bool dispatch_occurs_in(const Op& op, const Placement& placement) {
   if (is_in_exchange_rounds(op, placement)) return true;
   return placement.is_moe(op.layer) && op.phase == Phase::kRecompute &&
          placement.recompute(op.group, op.layer) == Recompute::kSelect;
@@ -43,8 +43,8 @@ const OpRow op_rows::dispatch = {
     .has_chunk = true,
     .to_owners = true,
     .carries_routing_weights = true,
-    .accesses = accesses,
-    .occurs_in = occurs_in,
+    .accesses = dispatch_accesses,
+    .occurs_in = dispatch_occurs_in,
     .bytes = exchange_bytes,
     .workspace = exchange_workspace,
 };

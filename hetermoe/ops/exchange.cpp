@@ -84,17 +84,14 @@ Bytes wire_row(const BufferSizes& sizes, const Op& op) {
   return row_bytes(wire_of(op, sizes.placement().plan()), real(sizes.model().hidden));
 }
 
-namespace {
-constexpr Bytes kCodecElement =
-    4;  // rows with scales are fp32 before they are encoded and when they are decoded
-}
-
 Bytes exchange_workspace(BufferSizes& sizes, const Op& op, DeviceId device) {
   const Bytes wire = wire_row(sizes, op);
   const BufferSizes::Traffic t = sizes.traffic(op.layer, op.microbatch, op.chunk, device);
   const double received = t.rows_as_owner - t.rows_kept;
-  const bool scaled = has_scales(wire_of(op, sizes.placement().plan()));
-  if (scaled) return (t.rows_as_owner + t.rows_as_source) * (wire + sizes.row_bytes_of(kCodecElement));
+  if (has_scales(wire_of(op, sizes.placement().plan()))) {
+    const Bytes in_fp32 = sizes.row_bytes_of(4);  // before they are encoded and after they are decoded
+    return (t.rows_as_owner + t.rows_as_source) * (wire + in_fp32);
+  }
   const bool converts = wire != sizes.row(device);
   if (goes_to_owners(op)) return (t.rows_as_source + (t.num_sources > 1 || converts ? received : 0)) * wire;
   return converts ? (t.rows_as_owner + t.rows_as_source - t.rows_kept) * wire : 0;

@@ -13,7 +13,7 @@ void add_gradients(AccessList& list) {
   if (list.lends()) list.add(Buffer::kGuestGrad, Mode::kAdd);
 }
 
-void forward_accesses(AccessList& list) {
+void experts_forward_accesses(AccessList& list) {
   list.read_params();
   list.read_guests();
   list.read(Buffer::kLoad);
@@ -23,7 +23,7 @@ void forward_accesses(AccessList& list) {
   if (list.saves_activations() || again) list.write(Buffer::kSavedExperts);
 }
 
-void backward_accesses(AccessList& list) {
+void experts_backward_accesses(AccessList& list) {
   list.read_params();
   list.read_guests();
   list.read(Buffer::kLoad);
@@ -37,14 +37,14 @@ void backward_accesses(AccessList& list) {
     add_gradients(list);
 }
 
-void accesses(AccessList& list) {
+void experts_accesses(AccessList& list) {
   list.add_saved();
   switch (list.op.phase) {
     case Phase::kForward:
     case Phase::kRecompute:
-      return forward_accesses(list);
+      return experts_forward_accesses(list);
     case Phase::kBackward:
-      return backward_accesses(list);
+      return experts_backward_accesses(list);
     case Phase::kWeights:
       list.read(Buffer::kRows);
       list.read(Buffer::kDOut);
@@ -54,7 +54,7 @@ void accesses(AccessList& list) {
   }
 }
 
-bool occurs_in(const Op& op, const Placement& placement) {
+bool experts_occurs_in(const Op& op, const Placement& placement) {
   if (!placement.is_moe(op.layer)) return false;
   const Recompute recompute = placement.recompute(op.group, op.layer);
   if (op.phase == Phase::kRecompute) return recompute == Recompute::kAhead || recompute == Recompute::kResend;
@@ -118,7 +118,7 @@ Bytes workspace_of(BufferSizes& s, const Op& op, DeviceId device, double copies)
 
 /// Guests run after the own experts: their result is there beside that of these, and their gradients are not
 /// there before.
-Bytes workspace(BufferSizes& s, const Op& op, DeviceId device) {
+Bytes experts_workspace(BufferSizes& s, const Op& op, DeviceId device) {
   const Placement& p = s.placement();
   const BufferSizes::Traffic t = s.traffic(op.layer, op.microbatch, op.chunk, device);
   const ExchangeLoad& load = *s.loads().of(op);
@@ -146,13 +146,13 @@ const OpRow op_rows::experts = {
     .has_chunk = true,
     .pricing = Pricing::kExperts,
     .saved = SavedPart::kRows,
-    .accesses = accesses,
-    .occurs_in = occurs_in,
+    .accesses = experts_accesses,
+    .occurs_in = experts_occurs_in,
     .has_work = has_work_in_layer<UnitPart::kExperts>,
     .uses = uses_in_layer<UnitPart::kExperts>,
     .grades = grades_in_layer<UnitPart::kExperts>,
     .work = work_of_op,
-    .workspace = workspace,
+    .workspace = experts_workspace,
 };
 
 }  // namespace hetermoe

@@ -50,8 +50,8 @@ void store_accesses(AccessList& list) {
   }
 }
 
-std::vector<PortBytes> bytes_of_op(const WorkModel& model, const Op& op,
-                                   std::span<const PlaceId> participants, const ExchangeLoad* load) {
+std::vector<PortBytes> host_copy_bytes(const WorkModel& model, const Op& op,
+                                       std::span<const PlaceId> participants, const ExchangeLoad* load) {
   std::vector<PortBytes> bytes(participants.size());
   const bool fetches = row_of(op.kind).from_host;
   for (std::size_t i = 0; i < participants.size(); ++i) {
@@ -72,7 +72,7 @@ const OpRow op_rows::fetch = {
     .carries_gradients = false,
     .from_host = true,
     .accesses = fetch_accesses,
-    .bytes = bytes_of_op,
+    .bytes = host_copy_bytes,
 };
 
 const OpRow op_rows::store = {
@@ -82,7 +82,7 @@ const OpRow op_rows::store = {
     .occurs = Occurs::kOfResidence,
     .has_state = true,
     .accesses = store_accesses,
-    .bytes = bytes_of_op,
+    .bytes = host_copy_bytes,
 };
 
 }  // namespace hetermoe

@@ -15,7 +15,7 @@ void accesses_of_saved(AccessList& list) {
   if (list.is_moe()) list.add(Buffer::kRouting, gives ? Mode::kRead : Mode::kWrite);
 }
 
-void accesses(AccessList& list) {
+void move_accesses(AccessList& list) {
   const i32 layer = list.op.layer;
   switch (list.op.phase) {
     case Phase::kForward:
@@ -33,7 +33,7 @@ void accesses(AccessList& list) {
   }
 }
 
-bool occurs_in(const Op& op, const Placement& placement) {
+bool move_occurs_in(const Op& op, const Placement& placement) {
   if (op.phase == Phase::kRecompute) return placement.moves_saved(op.group, op.layer, op.microbatch);
   return placement.moves_into(op.group, op.layer, op.microbatch, op.phase);
 }
@@ -54,8 +54,8 @@ Bytes token_bytes(const WorkModel& model, const Op& op) {
   return hidden * element + (p.is_moe(op.layer) ? choice_bytes(model.model(), element) : 0);
 }
 
-std::vector<PortBytes> bytes_of_op(const WorkModel& model, const Op& op,
-                                   std::span<const PlaceId> participants, const ExchangeLoad*) {
+std::vector<PortBytes> move_bytes(const WorkModel& model, const Op& op, std::span<const PlaceId> participants,
+                                  const ExchangeLoad*) {
   std::vector<PortBytes> bytes(participants.size());
   const auto [senders, receivers] = model.placement().move_of(op);
   const Bytes per_token = token_bytes(model, op);
@@ -69,7 +69,7 @@ std::vector<PortBytes> bytes_of_op(const WorkModel& model, const Op& op,
 }
 
 /// What backward starts from is sent as it is.
-Bytes workspace(BufferSizes& sizes, const Op& op, DeviceId device) {
+Bytes move_workspace(BufferSizes& sizes, const Op& op, DeviceId device) {
   if (op.phase == Phase::kRecompute) return 0;
   const auto [from, to] = sizes.placement().move_of(op);
   return real(from.of(device).tokens() + to.of(device).tokens()) * wire_row(sizes, op);
@@ -90,11 +90,11 @@ const OpRow op_rows::move = {
     .has_microbatch = true,
     .of_inputs = true,
     .looks_back = true,
-    .accesses = accesses,
-    .occurs_in = occurs_in,
+    .accesses = move_accesses,
+    .occurs_in = move_occurs_in,
     .has_work = has_work,
-    .bytes = bytes_of_op,
-    .workspace = workspace,
+    .bytes = move_bytes,
+    .workspace = move_workspace,
 };
 
 }  // namespace hetermoe

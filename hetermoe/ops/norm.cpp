@@ -6,7 +6,7 @@
 namespace hetermoe {
 namespace {
 
-void accesses(AccessList& list) {
+void norm_accesses(AccessList& list) {
   for (const i32 state : list.p.states_on(list.device)) {
     if (!list.p.tells_squares(state, list.device)) continue;
     list.add_of_state(list.p.sums_apart(state) ? Buffer::kTaken : Buffer::kGrad, Mode::kRead, state);
@@ -16,12 +16,12 @@ void accesses(AccessList& list) {
 }
 
 /// Two numbers to each of the others.
-std::vector<PortBytes> bytes_of_op(const WorkModel& model, const Op&, std::span<const PlaceId> participants,
-                                   const ExchangeLoad*) {
+std::vector<PortBytes> norm_bytes(const WorkModel& model, const Op&, std::span<const PlaceId> participants,
+                                  const ExchangeLoad*) {
   return model.all_to_all_bytes(participants, 16);
 }
 
-Bytes workspace(BufferSizes& sizes, const Op&, DeviceId device) {
+Bytes norm_workspace(BufferSizes& sizes, const Op&, DeviceId device) {
   double largest = 0;
   for (const i32 state : sizes.placement().states_on(device))
     largest = std::max(largest, sizes.placement().trains(state) ? sizes.work().trained_params(state) : 0);
@@ -35,9 +35,9 @@ const OpRow op_rows::norm = {
     .queue = QueueRule::always(Queue::kReduce),
     .participants = Participants::kStateHolders,
     .occurs = Occurs::kPerStep,
-    .accesses = accesses,
-    .bytes = bytes_of_op,
-    .workspace = workspace,
+    .accesses = norm_accesses,
+    .bytes = norm_bytes,
+    .workspace = norm_workspace,
 };
 
 }  // namespace hetermoe

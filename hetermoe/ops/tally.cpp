@@ -6,15 +6,17 @@
 namespace hetermoe {
 namespace {
 
-void accesses(AccessList& list) {
+void tally_accesses(AccessList& list) {
   if (list.p.is_source(list.op, list.device)) list.read(Buffer::kRouting);
   if (list.p.is_source(list.op, list.device) || list.lends()) list.write(Buffer::kTally);
 }
 
-bool occurs_in(const Op& op, const Placement& placement) { return placement.tallies(op.group, op.layer); }
+bool tally_occurs_in(const Op& op, const Placement& placement) {
+  return placement.tallies(op.group, op.layer);
+}
 
 /// Four bytes for each expert and chunk, from each source to all others.
-std::vector<PortBytes> bytes_of_op(const WorkModel& model, const Op& op,
+std::vector<PortBytes> tally_bytes(const WorkModel& model, const Op& op,
                                    std::span<const PlaceId> participants, const ExchangeLoad*) {
   std::vector<PortBytes> bytes(participants.size());
   const Bytes each = 4 * real(model.model().num_experts * model.placement().plan().chunks);
@@ -33,9 +35,9 @@ const OpRow op_rows::tally = {
     .occurs = Occurs::kInMicrobatch,
     .has_layer = true,
     .has_microbatch = true,
-    .accesses = accesses,
-    .occurs_in = occurs_in,
-    .bytes = bytes_of_op,
+    .accesses = tally_accesses,
+    .occurs_in = tally_occurs_in,
+    .bytes = tally_bytes,
 };
 
 }  // namespace hetermoe

@@ -204,7 +204,7 @@ std::pair<DeviceId, i32> Placement::of_saved_piece(PlaceId host, i32 piece) cons
 bool Placement::tells_squares(i32 state, PlaceId place) const {
   const bool is_host = place >= num_devices();
   const State& of = states_[idx(state)];
-  return trains(state) && (of.visits() && !of.adapters_stay()) == is_host;
+  return trains(state) && of.summed_on_hosts() == is_host;
 }
 
 bool Placement::leaves_weights(UnitPart part, i32 layer) const {

@@ -39,9 +39,14 @@ struct State {
   bool has_home(PlaceId place) const { return std::binary_search(homes.begin(), homes.end(), place); }
   /// Gradients of the state are on this place, perhaps for visits alone; the place has the state.
   bool graded_on(PlaceId place) const { return trainable && !(adapters_stay() && has_home(place)); }
+  /// Gradients go to the hosts after each visit.
+  bool summed_on_hosts() const { return visits() && !adapters_stay(); }
   /// Who sums the gradients of its copies.
-  const std::vector<PlaceId>& reducers() const { return visits() && !adapters_stay() ? homes : devices; }
+  const std::vector<PlaceId>& reducers() const { return summed_on_hosts() ? homes : devices; }
   const std::vector<PlaceId>& updaters() const { return homes.empty() || adapters_stay() ? devices : homes; }
+  bool updated_on(PlaceId place) const {
+    return trainable && std::binary_search(updaters().begin(), updaters().end(), place);
+  }
   bool reduced() const { return trainable && reducers().size() > 1; }
   bool operator==(const State&) const = default;
 };

@@ -29,7 +29,7 @@ i32 team_with(const ShareRow& row, DeviceId device) {
 
 i64 most_for_latents(const ModelConfig& model) {
   if (model.attention != AttentionKind::kMla) return 0;
-  return (model.key_width() + model.value_width() - 1) / (model.kv_lora_rank + model.qk_rope_dim);
+  return (model.key_width() + model.value_width() - 1) / (2 * (model.kv_lora_rank + model.qk_rope_dim));
 }
 
 namespace {

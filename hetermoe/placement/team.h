@@ -32,8 +32,8 @@ struct Team {
 i32 num_teams(const ShareRow& row);
 /// Of a row in which the device is in a team.
 i32 team_with(const ShareRow& row, DeviceId device);
-/// Latents go to at most so many devices with heads: more of them are not less than keys and values of all
-/// heads. 0 = never.
+/// Latents go to at most so many devices with heads. They save more than half of what keys and values are
+/// then: a device that keeps activations holds latents besides the keys and values made of them. 0 = never.
 i64 most_for_latents(const ModelConfig& model);
 /// latents_for: most_for_latents().
 Team team_of(const ShareRow& row, i32 team, i64 seq_len, i64 latents_for);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <set>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/words.h"
@@ -86,6 +87,10 @@ void set_recompute_of_layers(Plan& plan, const std::string& ranges, const std::s
 }
 
 std::string recompute_text(const Plan& plan) {
+  std::set<Recompute> used;
+  for (const Group& group : plan.groups)
+    for (const LayerPlacement& layer : group.layers) used.insert(layer.recompute.value_or(plan.recompute));
+  if (used.size() == 1) return name_of(*used.begin());
   std::string text = name_of(plan.recompute);
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {
     const std::vector<LayerPlacement>& layers = plan.groups[g].layers;

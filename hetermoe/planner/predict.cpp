@@ -158,15 +158,26 @@ std::optional<Prediction> Predictor::predict(i64 max_visits, const Plan& plan, b
     else if (!(run = simulate(max_visits, plan, with_memory)))
       return {};
   }
-  Prediction out;
-  out.step = run->step;
+  Prediction out = prediction_of(std::move(*run), plan);
   out.from_first_windows = !repeated.empty();
-  out.busy = std::move(run->busy);
-  out.group_end = std::move(run->group_end);
-  out.memory = std::move(run->memory);
+  return out;
+}
+
+Prediction Predictor::prediction_of(Run run, const Plan& plan) {
+  Prediction out;
+  out.step = run.step;
+  out.busy = std::move(run.busy);
+  out.group_end = std::move(run.group_end);
+  out.memory = std::move(run.memory);
   for (double& busy : out.busy) busy /= out.step;
   out.tokens_per_s = real(total_tokens(plan)) / out.step;
   return out;
+}
+
+std::optional<Prediction> Predictor::whole_within(i64 max_visits, const Plan& plan) {
+  std::optional<Run> run = simulate(max_visits, plan, true);
+  if (!run) return {};
+  return prediction_of(std::move(*run), plan);
 }
 
 Prediction Predictor::predict(const Plan& plan) {

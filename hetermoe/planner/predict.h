@@ -42,6 +42,10 @@ std::vector<Repeat> repeated_windows(const Plan& plan);
 /// Without them and, where there are any, `more` units.
 Plan without_repeats(const Plan& plan, const std::vector<Repeat>& repeats, i64 more);
 
+/// Op-device visits up to which steps that are reported are simulated with all windows: a quarter of a
+/// second.
+inline constexpr i64 kAllWindows = 1'000'000;
+
 /// Prices and simulates plans of one model on one cluster.
 class Predictor {
  public:
@@ -67,6 +71,8 @@ class Predictor {
   std::optional<Prediction> judge_within(i64 max_visits, const Plan& plan) {
     return predict(max_visits, plan, true);
   }
+  /// The same of all windows. Empty when that takes more than `max_visits`.
+  std::optional<Prediction> whole_within(i64 max_visits, const Plan& plan);
   /// Op-device visits of all simulations so far: the work that they were.
   i64 work() const { return work_; }
   const ModelConfig& model() const { return model_; }
@@ -86,6 +92,7 @@ class Predictor {
   std::optional<Prediction> predict(i64 max_visits, const Plan& plan, bool with_memory);
   std::optional<Run> simulate(i64 max_visits, const Plan& plan, bool with_memory);
   std::vector<Bytes> peaks(const FoldedStep& step, const OpTimes& times) const;
+  static Prediction prediction_of(Run run, const Plan& plan);
   static void extend(Run& run, const Run& shorter, const Plan& plan, const std::vector<Repeat>& repeated);
 
   const ModelConfig& model_;

@@ -35,12 +35,11 @@ std::string Progress::text(bool is_bar) const {
   line += total_ > 0 ? fmt::format("{}/{}", done_, total_) : fmt::format("{}", done_);
   if (!note_.empty()) line += "  " + note_;
   const Seconds elapsed = now() - started_;
-  const bool is_open = done_ > 0 && done_ < total_;
-  if (is_open)
-    line += fmt::format(
-        "  {}{} left",
-        format_seconds(elapsed / static_cast<double>(done_) * static_cast<double>(total_ - done_)),
-        options_.whose_time);
+  if (done_ > first_done_ && done_ < total_) {
+    const Seconds each = (now() - first_at_) / static_cast<double>(done_ - first_done_);
+    line += fmt::format("  {}{} left", format_seconds(each * static_cast<double>(total_ - done_)),
+                        options_.whose_time);
+  }
   if (finished_) line += fmt::format("  in {}", format_seconds(elapsed));
   return line;
 }
@@ -59,6 +58,7 @@ void Progress::show(bool is_last) {
 void Progress::update(i64 done, const std::string& note) {
   done_ = done;
   note_ = note;
+  if (first_done_ < 0) first_done_ = done, first_at_ = now();
   if (finished_ || options_.style == ProgressStyle::kNone) return;
   const Seconds interval =
       options_.style == ProgressStyle::kBar ? options_.bar_interval : options_.line_interval;

@@ -56,6 +56,8 @@ class Progress {
   ProgressOptions options_;
   Seconds started_;
   Seconds shown_at_ = 0;
+  Seconds first_at_ = 0;  ///< of the first update: what comes before, as a checkpoint read, is not a pace
+  i64 first_done_ = -1;
   i64 done_ = 0;
   i64 shown_done_ = -1;
   std::string note_;

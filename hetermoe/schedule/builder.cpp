@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/base/words.h"
 #include "hetermoe/schedule/schedule_error.h"
 
 namespace hetermoe {
@@ -318,15 +319,32 @@ void ScheduleBuilder::fetch_updated() {
   }
 }
 
+/// A load-balancing group spans microbatches of which one is through before the next begins.
+void ScheduleBuilder::refuse_balance_group() const {
+  const Plan& plan = placement_.plan();
+  const i64 group = placement_.options().aux_group;
+  const std::vector<i64>& microbatches = plan.groups[0].microbatches;
+  fail<ScheduleError>("train.aux_group",
+                      "got {}: the load-balancing loss of {} needs microbatches that plan \"{}\" does not "
+                      "have in flight together "
+                      "({}). Set train.aux_group to {} or less (sequences of a microbatch), or plan.window "
+                      "to {} (all microbatches). "
+                      "The first op in question: {}",
+                      group, group == 0 ? "the whole step" : counted(group, "sequence"), plan.strategy,
+                      plan.window == 0 ? "its order" : fmt::format("plan.window {}", plan.window),
+                      *std::min_element(microbatches.begin(), microbatches.end()), microbatches.size(),
+                      faults_.front());
+}
+
 Schedule ScheduleBuilder::take() {
   if (!faults_.empty()) {
     const std::string text = fmt::format("{}", fmt::join(faults_, "\n  "));
-    const bool balances = text.find("reads " + std::string(name_of(Buffer::kBalance))) != text.npos;
-    fail<ScheduleError>("schedule", "the order of plan \"{}\" breaks dependencies:\n  {}\n{}",
-                        placement_.plan().strategy, text.c_str(),
-                        balances ? "A load-balancing group must not span microbatches that run one after "
-                                   "another: lower aux_group or raise window."
-                                 : "Other numbers of microbatches or devices may have one that works.");
+    if (text.find("reads " + std::string(name_of(Buffer::kBalance))) != text.npos) refuse_balance_group();
+    fail<ScheduleError>(
+        "schedule",
+        "the order of plan \"{}\" breaks dependencies:\n  {}\nOther numbers of microbatches or "
+        "devices may have one that works.",
+        placement_.plan().strategy, text.c_str());
   }
   return std::move(schedule_);
 }

@@ -99,6 +99,7 @@ class ScheduleBuilder {
  private:
   void append(const Op& op, std::span<const DeviceId> devices);
   void append_visits();
+  [[noreturn]] void refuse_balance_group() const;
   void fetch_updated();
   void compute_on_states(OpKind kind);
   void compute_on_homes(OpKind kind, i32 state);

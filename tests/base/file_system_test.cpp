@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "hetermoe/base/json.h"
+#include "hetermoe/base/paths.h"
 #include "tests/support/work_folder.h"
 
 namespace hetermoe {
@@ -23,6 +24,20 @@ TEST(SwapPaths, WhatIsMissingIsNoSwap) {
   folder.file("a/mine", "1");
   EXPECT_FALSE(swap_paths(folder / "a", folder / "b"));
   EXPECT_EQ(folder.contents(), (std::vector<std::string>{"a", "a/mine"}));
+}
+
+TEST(FindConfig, AFolderOfAKnownNameIsMeantWhereItHoldsAModel) {
+  const WorkFolder folder;
+  folder.file("o1/notes", "1");
+  folder.file("d1/config.json", "{}");
+  const fs::path before = fs::current_path();
+  fs::current_path(folder.path());
+  const fs::path cluster = find_config("o1", "clusters", "yaml"), model = find_config("d1", "models", "json"),
+                 folder_by_path = find_config("./o1", "clusters", "yaml");
+  fs::current_path(before);
+  EXPECT_EQ(cluster.filename(), "o1.yaml");
+  EXPECT_EQ(model, "d1");
+  EXPECT_EQ(folder_by_path, "./o1") << "who reads it says what is wrong";
 }
 
 TEST(FreeSpace, OfAFolderThatIsNotThereYetIsThatOfTheOneAbove) {

@@ -124,7 +124,7 @@ TEST(Codec, ARowThatIsNotFiniteIsNanAndNoOther) {
 }
 
 TEST(Codec, TakesAndGivesEveryDtype) {
-  const std::vector<double> numbers = {1, -0.5, 0.25, 448.0 / 512};
+  const std::vector<double> numbers = {448, -224, 112, 384};
   for (const at::ScalarType from : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const at::ScalarType to : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
       const at::Tensor got = there_and_back(row(numbers).to(from), to);
@@ -177,24 +177,16 @@ TEST(CodecFaults, ANumberThatIsClippedIsFound) {
   EXPECT_FALSE(there_and_back(clipped).isnan().any().item<bool>());
 }
 
-/// Many equal numbers: each sum is exact in fp32, and one in E4M3 stops growing.
+/// Of decoded rows in fp32 a sum is exact; in E4M3 it stops at 16, for 17 is halfway to 18 and goes back.
 TEST(CodecFaults, ASumInTheTypeOfTheWireIsFound) {
-  const at::Tensor x = row({16, 448});
+  const at::Tensor x = there_and_back(row({1, 448}));
   at::Tensor sum = at::zeros({1, 2}), in_wire_type = at::zeros({1, 2});
-  for (int i = 0; i < 16; ++i) {
-    sum += there_and_back(x);
-    in_wire_type = there_and_back(in_wire_type + there_and_back(x));
+  for (int i = 0; i < 100; ++i) {
+    sum += x;
+    in_wire_type = (in_wire_type + x).to(at::kFloat8_e4m3fn).to(at::kFloat);
   }
-  EXPECT_EQ(numbers_of(sum), (std::vector<double>{256, 16 * 448}));
-  const at::Tensor uneven = row({17.5, 448});
-  const double once = rounded(17.5);
-  at::Tensor right = at::zeros({1, 2}), wrong = at::zeros({1, 2});
-  for (int i = 0; i < 16; ++i) {
-    right += there_and_back(uneven);
-    wrong = (wrong + there_and_back(uneven)).to(at::kFloat8_e4m3fn).to(at::kFloat);
-  }
-  EXPECT_EQ(right[0][0].item<double>(), 16 * once);
-  EXPECT_NE(wrong[0][0].item<double>(), 16 * once);
+  EXPECT_EQ(numbers_of(sum)[0], 100);
+  EXPECT_EQ(numbers_of(in_wire_type)[0], 16);
 }
 
 }  // namespace

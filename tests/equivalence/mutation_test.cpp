@@ -388,6 +388,7 @@ TEST(Mutations, WhatTravelsInsideATeamIsCaught) {
 TEST(Mutations, LatentsInsideATeamAreCaught) {
   Scene s = team_scene();
   s.model = load_model("tiny-deepseek-v2");
+  s.model.kv_lora_rank = 12;
   StrategyRequest request;
   request.seq_len = 6, request.sequences = 4, request.microbatches = 2;
   request.team = {2};

@@ -51,6 +51,19 @@ TEST_F(CompareTest, RoundRobinTurnsWithParametersOnTheHost) {
   EXPECT_NE(nodes.infeasible.find("nodes, expected one"), std::string::npos) << nodes.infeasible;
 }
 
+TEST_F(CompareTest, DepthGroupsAreTwoOrMoreAndTheRowSaysHowMany) {
+  options_.strategies = {"af-pipe", "sp-ep"};
+  const std::vector<CompareRow> rows = compare({8192});
+  ASSERT_EQ(rows[0].infeasible, "");
+  const auto groups = std::atoi(rows[0].plan.c_str());
+  EXPECT_GE(groups, 2) << rows[0].plan;
+  EXPECT_EQ(rows[0].plan, fmt::format("{} depth groups", groups));
+  EXPECT_NE(rows[1].plan.find("team"), std::string::npos) << rows[1].plan;
+  options_.limits.idle = {1, 2, 3, 4, 5};
+  const std::string too_few = compare({8192})[0].infeasible;
+  EXPECT_NE(too_few.find("there are 1, 6 and 8"), std::string::npos) << too_few;
+}
+
 TEST_F(CompareTest, ASingleDeviceHasNoOther) {
   Cluster one = load_cluster("o1");
   one.devices.resize(1);

@@ -77,7 +77,7 @@ TEST_P(PlannerOn, IsNeverWorseThanAFixedStrategy) {
     if (strategy.name == "roundpipe") continue;  // not searched, and for one node
     for (const i64 microbatches : {1, 2, 4, 8}) {
       const Plan plan = fixed_plan(r, strategy, microbatches);
-      const Prediction fixed = *predictor.judge_within(std::numeric_limits<i64>::max(), plan);
+      const Prediction fixed = *predictor.whole_within(std::numeric_limits<i64>::max(), plan);
       const std::vector<Bytes> estimate = estimate_memory(plan, r.model, {}, {}, r.routing.margin);
       if (!overfilled_device(estimate, r.cluster).empty()) continue;
       if (!overfilled_device(fixed.memory, r.cluster).empty()) continue;
@@ -102,12 +102,16 @@ TEST_P(PlannerOn, ReturnsValidPlansThatFitAndStepsThatTheSimulatorConfirms) {
       }
     }
     EXPECT_EQ(total_sequences(candidate.plan), r.sequences);
-    EXPECT_DOUBLE_EQ(predictor.predict(candidate.plan).step, candidate.prediction.step);
+    EXPECT_FALSE(candidate.prediction.from_first_windows) << candidate.name;
+    EXPECT_DOUBLE_EQ(predictor.whole_within(std::numeric_limits<i64>::max(), candidate.plan)->step,
+                     candidate.prediction.step);
     EXPECT_GE(candidate.prediction.step, before);
     EXPECT_NE(candidate.verdict, "");
     EXPECT_NE(candidate.limited_by, "");
     before = candidate.prediction.step;
   }
+  // What is said of its critical path and of waits is said of the whole step.
+  EXPECT_DOUBLE_EQ(result.best().timeline.step, result.best().prediction.step);
 }
 
 TEST_P(PlannerOn, AlwaysReportsNewerOnlyHomogeneousPlainEpAndSingle) {

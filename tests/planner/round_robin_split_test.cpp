@@ -325,7 +325,7 @@ TEST(RoundpipeStrategy, RefusesSeveralNodesByName) {
             }),
             "[strategy roundpipe] devices 0, 1, 2, 3 are on 2 nodes of cluster test, expected one: turns go "
             "to every "
-            "device, with the weights of one host. Name devices of one node, or use pp_ep");
+            "device, with the weights of one host. Name devices of one node, or use pp-ep");
 }
 
 }  // namespace

@@ -88,7 +88,8 @@ void expect_true_sentences(const PlanResult& r, u64 seed) {
   EXPECT_EQ(says(r, "waits longer than another"),
             used_types(best) > 1 && busy_of_busiest(best) >= 0.8 && gap_of_busy(best) < 0.03);
   EXPECT_EQ(says(r, "No type of device sets the pace"), busy_of_busiest(best) < 0.8);
-  EXPECT_EQ(says(r, "The network limits it"), path_share(best, "transfers") >= 0.2);
+  EXPECT_EQ(says(r, "Transfers limit it"), path_share(best, "transfers") >= 0.2);
+  EXPECT_EQ(says(r, "Host memory limits it"), path_share(best, "copies to and from hosts") >= 0.2);
   EXPECT_EQ(says(r, "The reduction of gradients limits it"),
             path_share(best, "reduction of gradients") >= 0.2);
   EXPECT_EQ(says(r, "Memory is full"), is_full(best));
@@ -168,7 +169,7 @@ TEST(Sentences, ArePrintedExactlyWhenTheyAreTrueOverRandomRequests) {
   // Sentences that no request brings out would not be tested.
   EXPECT_GT(infeasible, testing::case_count(2, 5));
   for (const char* name :
-       {"pace", "nobody busy", "network", "memory", "newer alone fastest", "leaving out", "gain"})
+       {"pace", "nobody busy", "transfers", "memory", "newer alone fastest", "leaving out", "gain"})
     EXPECT_TRUE(seen.contains(name)) << name;
 }
 

@@ -36,8 +36,8 @@ TEST(Progress, AFileGetsPlainLinesNowAndThenAndTheLast) {
   progress.finish();
   progress.finish();
   EXPECT_EQ(out.text(),
-            "training 1/4  loss 1  3.00 s left\n"
-            "training 3/4  loss 3  2.00 s left\n"
+            "training 1/4  loss 1\n"
+            "training 3/4  loss 3  2.50 s left\n"
             "training 4/4  loss 4  in 8.00 s\n");
 }
 
@@ -48,7 +48,9 @@ TEST(Progress, SaysWhoseTimeIsLeft) {
   Progress progress("training", 4, options);
   out.time = 1;
   progress.update(1);
-  EXPECT_EQ(out.text(), "training 1/4  3.00 s of this machine's time left\n");
+  out.time = 11;
+  progress.update(2);
+  EXPECT_EQ(out.text(), "training 1/4\ntraining 2/4  20.0 s of this machine's time left\n");
 }
 
 TEST(Progress, ABarIsRedrawnInPlace) {
@@ -61,7 +63,7 @@ TEST(Progress, ABarIsRedrawnInPlace) {
   progress.update(4);
   progress.finish();
   EXPECT_EQ(out.text(),
-            "\rplan [#####.....] 2/4  1.00 s left\33[K"
+            "\rplan [#####.....] 2/4\33[K"
             "\rplan [##########] 4/4\33[K"
             "\rplan [##########] 4/4  in 2.00 s\33[K\n");
 }

@@ -21,6 +21,8 @@ std::vector<i32> states_used(const Op& op, const Placement& p, DeviceId device) 
   if (op.kind == OpKind::kHead) return on_device(p.tied() ? UnitPart::kEmbed : UnitPart::kHead, -1);
   if (op.kind == OpKind::kAttention || op.kind == OpKind::kProject)
     return on_device(UnitPart::kAttention, op.layer);
+  if (op.kind == OpKind::kScores && p.team_of(op, device).latents)  // makes keys and values
+    return on_device(UnitPart::kAttention, op.layer);
   if (op.kind == OpKind::kExperts) return on_device(UnitPart::kExperts, op.layer);
   if (op.kind == OpKind::kUpdate) return {op.state};
   return {};

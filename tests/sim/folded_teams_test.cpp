@@ -92,8 +92,8 @@ TEST(FoldedStep, MembersWithOtherKeyValueHeadsAreNotFolded) {
 TEST(FoldedStep, TeamsWithLatentsFold) {
   const auto latent = [](RandomCase c) {
     c.model.attention = AttentionKind::kMla;
-    c.model.kv_lora_rank = 12, c.model.qk_nope_dim = 3, c.model.qk_rope_dim = 2, c.model.v_dim = 4;
-    c.model.head_dim = 5;  // 36 numbers of keys and values, or 14 for each device with heads
+    c.model.kv_lora_rank = 5, c.model.qk_nope_dim = 3, c.model.qk_rope_dim = 2, c.model.v_dim = 4;
+    c.model.head_dim = 5;  // 36 numbers of keys and values, or twice 7 for each device with heads
     return c;
   };
   EXPECT_EQ(compare(latent(in_teams({4}, {{{0, 1}, {2, 3}}}))).num_listed, 1);

@@ -189,7 +189,7 @@ TEST(JobData, OneLineSaysWhatIsLearnedAndHowMuchOfTheModel) {
                                   format_count(real(count_parameters(model).total - embed)), all)),
             std::string::npos);
   EXPECT_NE(line({{"train.lora.rank", "2"}}).find("; trains adapters of rank 2 ("), std::string::npos);
-  EXPECT_NE(line({{"train.lora.rank", "2"}}).find(fmt::format("beside the {} of the model, which stay", all)),
+  EXPECT_NE(line({{"train.lora.rank", "2"}}).find(fmt::format("the {} of the model are frozen", all)),
             std::string::npos);
   EXPECT_NE(line({{"data.max_bytes", "1024"}}).find("from 1.00 KiB of 1.95 KiB of text: data.max_bytes"),
             std::string::npos);

@@ -1,7 +1,9 @@
 #include "hetermoe/planner/estimate/critical_path.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
+#include <optional>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/planner/estimate/short_model.h"
@@ -18,7 +20,9 @@ std::string cause_of(const Timeline& timeline, const PathPiece& piece) {
   if (op.kind == name_of(OpKind::kReduce) || op.kind == name_of(OpKind::kReduceScatter))
     return "reduction of gradients";
   if (op.kind == name_of(OpKind::kAllGather)) return "gathering of updated weights";
-  if (op.queue != name_of(Queue::kCompute)) return "transfers";
+  if (op.queue.starts_with(name_of(Queue::kToDevice)) || op.queue.starts_with(name_of(Queue::kToHost)))
+    return kHostCopies;
+  if (op.queue != name_of(Queue::kCompute)) return kTransfers;
   const bool is_named = op.kind == name_of(OpKind::kExperts) || op.kind == name_of(OpKind::kHead);
   const std::string what = op.kind == name_of(OpKind::kUpdate) ? "optimizer"
                            : is_named                          ? op.kind
@@ -32,14 +36,16 @@ struct Path {
   Timeline timeline;
 };
 
-Path simulate_path(const PlanRequest& request, const ModelConfig& model, const Plan& plan) {
-  const FoldedStep folded = make_folded_step(
-      plan, model, request.cluster,
+std::optional<Path> simulate_path(const PlanRequest& request, const ModelConfig& model, const Plan& plan,
+                                  i64 max_visits = std::numeric_limits<i64>::max()) {
+  const std::optional<FoldedStep> folded = make_folded_step_within(
+      max_visits, plan, model, request.cluster,
       *make_cost(model, request.cluster, plan, load_profiles(request.cluster), request.software),
       *load_of(request.routing, model), step_options(request.trained, request.model, model));
+  if (!folded) return {};
   Simulator simulator;
   Path path;
-  path.timeline = listed_timeline(folded, simulator.run(folded.schedule, folded.costs), request.cluster);
+  path.timeline = listed_timeline(*folded, simulator.run(folded->schedule, folded->costs), request.cluster);
   for (const PathPiece& piece : CriticalPath(path.timeline).of_step())
     path.causes[cause_of(path.timeline, piece)] += piece.end - piece.start;
   return path;
@@ -56,11 +62,11 @@ Causes extend(Causes longer, const Causes& shorter, double times) {
 
 Path of_windows(const PlanRequest& request, const ModelConfig& model, const Plan& plan) {
   const std::vector<Repeat> repeated = repeated_windows(plan);
-  if (repeated.empty()) return simulate_path(request, model, plan);
+  if (repeated.empty()) return *simulate_path(request, model, plan);
   i64 times = 0;
   for (const Repeat& repeat : repeated) times = std::max(times, repeat.times);
-  Path path = simulate_path(request, model, without_repeats(plan, repeated, 0));
-  const Path shorter = simulate_path(request, model, without_repeats(plan, repeated, 1));
+  Path path = *simulate_path(request, model, without_repeats(plan, repeated, 0));
+  const Path shorter = *simulate_path(request, model, without_repeats(plan, repeated, 1));
   path.causes = extend(std::move(path.causes), shorter.causes, real(times));
   return path;
 }
@@ -70,7 +76,9 @@ Path of_windows(const PlanRequest& request, const ModelConfig& model, const Plan
 std::vector<Cause> critical_path(const PlanRequest& request, Plan plan, Timeline& timeline) {
   const ShortModel shortened(request.model, request.cluster, request.software, request.trained);
   Path whole;
-  if (shortened.shortens()) {
+  if (std::optional<Path> exact = simulate_path(request, request.model, plan, kAllWindows)) {
+    whole = std::move(*exact);
+  } else if (shortened.shortens()) {
     const auto cut = [&](const ModelConfig& model) {
       return of_windows(request, model, ShortModel::cut(plan, model.num_layers));
     };

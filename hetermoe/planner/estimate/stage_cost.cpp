@@ -366,6 +366,24 @@ Seconds StageCosts::bound() const {
   return least + real(windows() - 1) * std::max(1 / rate, order_.window * busiest_port_);
 }
 
+/// Each layer where it takes least, and all devices full.
+bool StageCosts::states_may_fit() const {
+  constexpr auto kAny = static_cast<std::size_t>(Recompute::kAhead);  // states are the same with all
+  const i64 layers = rates_.request().model.num_layers, num_dense_layers = num_dense(0, layers);
+  Bytes room = 0, moe = 1e300, dense = 1e300;
+  for (std::size_t s = 0; s < stages_.size(); ++s) {
+    const double count = real(stages_[s].count);
+    room += count * usable(static_cast<i64>(s));
+    moe = std::min(moe, count * figures_[s].moe[kAny].states);
+    dense = std::min(dense, count * figures_[s].dense[kAny].states);
+  }
+  Bytes need = real(stages_[0].count) * figures_[0].embed.states +
+               real(stages_.back().count) * figures_.back().head.states;
+  if (num_dense_layers > 0) need += real(num_dense_layers) * dense;
+  if (layers > num_dense_layers) need += real(layers - num_dense_layers) * moe;
+  return need <= room;
+}
+
 /// Gradients of what replicas hold, the update and, where it is sharded, what they tell each other of it.
 Seconds StageCosts::end_of_step(const LayerRun& run) const {
   const StageDevices& stage = stages_[idx(run.stage)];

@@ -67,6 +67,8 @@ class StageCosts {
   bool all_keep_to_nodes() const { return all_keep_to_nodes_; }
   /// No split of the layers takes less.
   Seconds bound() const;
+  /// False: no split has room for weights, gradients and optimizer alone.
+  bool states_may_fit() const;
 
  private:
   /// A layer with experts or a dense one, the embedding, the head.

@@ -245,11 +245,24 @@ i64 Evaluator::work_to_judge(i64 index) const {
 }
 
 void Evaluator::judge(i64 index) {
-  EvaluatedPlan& plan = plans_[idx(index)];
-  if (plan.judged) return;
+  if (at(index).judged) return;
   const Plan whole = plan_of(index);
+  set_judgement(index, whole, *predictor_.judge_within(std::numeric_limits<i64>::max(), whole));
+}
+
+i64 Evaluator::simulate_all_windows(i64 index, i64 most) {
+  if (!at(index).candidate.prediction.from_first_windows || at(index).overfull) return 0;
+  const Plan whole = plan_of(index);
+  const i64 before = predictor_.work();
+  if (std::optional<Prediction> prediction = predictor_.whole_within(most, whole))
+    set_judgement(index, whole, std::move(*prediction));
+  return predictor_.work() - before;
+}
+
+void Evaluator::set_judgement(i64 index, const Plan& whole, Prediction prediction) {
+  EvaluatedPlan& plan = plans_[idx(index)];
   const Seconds before = step_of(index);
-  set_prediction(plan.candidate, whole, *predictor_.judge_within(std::numeric_limits<i64>::max(), whole));
+  set_prediction(plan.candidate, whole, std::move(prediction));
   plan.ratio *= step_of(index) / before;
   plan.exact = plan.judged = true;
   plan.overfull = !fits(plan.candidate.prediction.memory, 1);

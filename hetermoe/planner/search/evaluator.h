@@ -52,6 +52,9 @@ class Evaluator {
   i64 work_to_judge(i64 index) const;
   /// Replaces a prediction by that of all layers with peaks of memory, which decide whether the plan fits.
   void judge(i64 index);
+  /// Replaces a prediction from the first windows of microbatches by that of all of them, where this takes at
+  /// most so many op-device visits. Returns those that it took.
+  i64 simulate_all_windows(i64 index, i64 most);
   /// Judges the best plan, until one fits. One whose judgement takes longer than `most` visits has to fit by
   /// the estimate with room to spare.
   void settle_best(i64 most);
@@ -115,6 +118,7 @@ class Evaluator {
   std::string overfill(const Plan& plan) const { return overfill(estimate(plan)); }
   bool fits(const std::vector<Bytes>& memory, double scale);
   bool leads(i64 index) const;
+  void set_judgement(i64 index, const Plan& whole, Prediction prediction);
   void reject(i64 index);
   bool fits_hosts(const Plan& plan);
   void set_prediction(Candidate& candidate, const Plan& plan, Prediction prediction) const;

@@ -48,9 +48,10 @@ class Ranker {
     for (const PipelineCut& cut : cuts) {
       const i64 largest = sequences_of(cut);
       for (const PipelineOrder& order : orders(cut, largest)) {
-        const Seconds bound = StageCosts(rates_, order, cut.stages).bound();
+        const StageCosts costs(rates_, order, cut.stages);
+        const Seconds bound = costs.bound();
         ++out.num_weighed;
-        if (bound < most) bounded.push_back({bound, &cut, order});
+        if (bound < most && costs.states_may_fit()) bounded.push_back({bound, &cut, order});
       }
     }
     std::stable_sort(bounded.begin(), bounded.end(),
@@ -171,7 +172,8 @@ class Ranker {
         order.groups = cut.groups + 1;
         PipelineShape shape{.order = order, .stages = stages, .layers = {}, .recompute = {}, .rest = {}};
         shape.sequences = sequences;
-        bounded.emplace_back(StageCosts(rates_, order, stages).bound(), std::move(shape));
+        const StageCosts costs(rates_, order, stages);
+        if (costs.states_may_fit()) bounded.emplace_back(costs.bound(), std::move(shape));
       }
     }
     std::stable_sort(bounded.begin(), bounded.end(), [](auto& a, auto& b) { return a.first < b.first; });

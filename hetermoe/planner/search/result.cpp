@@ -61,6 +61,8 @@ void confirm(Evaluator& evaluator, const std::vector<i64>& chosen) {
     budget -= work;
     evaluator.judge(i);
   }
+  i64 visits = kAllWindows;
+  for (const i64 i : chosen) visits -= evaluator.simulate_all_windows(i, visits);
 }
 
 /// What plans of one name may differ in, one after another.

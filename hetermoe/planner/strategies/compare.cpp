@@ -4,8 +4,11 @@
 #include <numeric>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/base/words.h"
 #include "hetermoe/cost/memory_estimate.h"
+#include "hetermoe/placement/team.h"
 #include "hetermoe/planner/estimate/host_use.h"
+#include "hetermoe/planner/strategies/depth_groups.h"
 #include "hetermoe/planner/strategies/strategies.h"
 
 namespace hetermoe {
@@ -21,6 +24,13 @@ std::string printed_name(const std::string& asked) {
   if (std::find(known.begin(), known.end(), name) == known.end())
     fail<ConfigError>("strategy", "cannot compare \"{}\".{}", name, known_names_hint(name, known));
   return name;
+}
+
+/// Equal teams.
+std::string teams_text(const ShareRow& row) {
+  const i32 teams = num_teams(row);
+  return fmt::format("{} of {}", counted(teams, "team"),
+                     counted(static_cast<i64>(row.size()) / teams, "device"));
 }
 
 double mean_busy(const Prediction& prediction, const std::vector<DeviceId>& devices) {
@@ -58,9 +68,15 @@ class Comparison {
       fill_ideal(row);
       return row;
     }
-    const Tuned tuned = strategy == "ep"    ? ep(row, setting_)
-                        : strategy == kBest ? planned(row.plan)
-                                            : tune(strategy);
+    Tuned tuned = strategy == "ep"    ? ep(row, setting_)
+                  : strategy == kBest ? planned(row.plan)
+                                      : tune(strategy);
+    if (tuned.prediction.from_first_windows) {
+      if (std::optional<Prediction> whole = predictor_.whole_within(kAllWindows, tuned.plan)) {
+        tuned.prediction = std::move(*whole);
+        tuned.plan.predicted_step_s = tuned.prediction.step;
+      }
+    }
     fill(row, tuned);
     const bool runs = row.infeasible.empty() && row.over_memory.empty() && within_bounds(tuned.plan);
     if (runs && (fastest_.plan.groups.empty() || tuned.prediction.step < fastest_.prediction.step))
@@ -138,6 +154,10 @@ class Comparison {
     if (row.strategy != kBest && row.experts_moved.empty()) {
       row.experts_moved.assign(static_cast<std::size_t>(predictor_.model().num_layers), 0);
     }
+    if (row.strategy == "af-pipe")
+      row.plan = counted(depth_groups_of(tuned.plan.groups[0]).attention, "depth group");
+    else if (row.strategy == "sp-ep")
+      row.plan = teams_text(tuned.plan.groups[0].layers[0].attention[0]);
     row.memory_bytes = memory_of(predictor_, setting_, tuned.plan);
     row.cost = run_cost_of(predictor_.cluster(), tuned.plan, row.tokens_per_s);
     row.on_hosts = kept_on_hosts(tuned.plan);

@@ -13,7 +13,7 @@ struct CompareRow {
   std::string model, cluster;
   i64 seq_len = 0;
   std::string strategy;    ///< printed form: dist-ep, ep-ideal
-  std::string plan;        ///< best: what it is, in words
+  std::string plan;        ///< in words: what best is, and how a strategy cuts layers or sequences
   std::string on_hosts;    ///< what is kept there, in words
   std::string infeasible;  ///< why the strategy cannot run; empty = the figures hold
   /// ep, ep-ideal: what overfills even with the smallest microbatch. The figures are those as if it fitted:

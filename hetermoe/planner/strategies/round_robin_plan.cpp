@@ -362,7 +362,7 @@ Plan make_roundpipe(const ModelConfig& model, const Cluster& cluster, const Stra
     fail<ConfigError>(
         "strategy roundpipe",
         "devices {} are on {} nodes of cluster {}, expected one: turns go to every device, with "
-        "the weights of one host. Name devices of one node, or use pp_ep",
+        "the weights of one host. Name devices of one node, or use pp-ep",
         fmt::join(group.devices, ", "), nodes.size(), cluster.name);
   }
   if (!request.attention_weights.empty() || !request.expert_weights.empty() || !request.balancer.empty())

@@ -12,7 +12,7 @@
 namespace hetermoe {
 namespace {
 
-constexpr std::array<i64, 7> kDepths = {1, 2, 3, 4, 6, 8, 16};  ///< depth groups of a role that are tried
+constexpr std::array<i64, 6> kDepths = {2, 3, 4, 6, 8, 16};  ///< depth groups of a role that are tried
 
 }  // namespace
 
@@ -27,6 +27,14 @@ Tuned tune_depth_groups(Predictor& predictor, const Setting& setting) {
     if (best.consider(plan)) fastest = plan;
   };
   const i64 most = std::min({attention, experts, predictor.model().num_layers});
+  if (most < kDepths[0]) {
+    Tuned none;
+    none.infeasible = fmt::format(
+        "2 depth groups need 2 devices with attention, 2 with experts and 2 layers: there are "
+        "{}, {} and {}",
+        attention, experts, predictor.model().num_layers);
+    return none;
+  }
   for (const i64 groups : kDepths) {
     if (groups > most) break;
     for (const i64 count : microbatch_counts(setting.sequences, (attention + groups - 1) / groups)) {

@@ -7,6 +7,7 @@
 #include "hetermoe/base/words.h"
 #include "hetermoe/cost/memory_estimate.h"
 #include "hetermoe/plan/pipeline_tasks.h"
+#include "hetermoe/planner/estimate/critical_path.h"
 #include "hetermoe/schedule/order_policy.h"
 
 namespace hetermoe {
@@ -65,9 +66,10 @@ bool waits_alike(const PlanResult& r) {
   return r.feasible() && several_types_used(r.best()) && busiest(r.best())->busy >= kBusy && !sets_pace(r);
 }
 bool nobody_busy(const PlanResult& r) { return r.feasible() && busiest(r.best())->busy < kBusy; }
-bool network_limits(const PlanResult& r) {
-  return r.feasible() && share_of(r.best(), "transfers") >= kLimits;
+bool transfers_limit(const PlanResult& r) {
+  return r.feasible() && share_of(r.best(), kTransfers) >= kLimits;
 }
+bool hosts_limit(const PlanResult& r) { return r.feasible() && share_of(r.best(), kHostCopies) >= kLimits; }
 bool reduction_limits(const PlanResult& r) {
   return r.feasible() && share_of(r.best(), "reduction of gradients") >= kLimits;
 }
@@ -141,7 +143,7 @@ std::string type_line(const TypeUse& use) {
   const std::string does = use.role == "attention" ? fmt::format("{} attention", computes)
                            : use.role == "expert"  ? fmt::format("{} experts", holds)
                            : use.role == "both" ? fmt::format("{} attention and {} experts", computes, holds)
-                                                : "take different roles";
+                                                : "have different roles";
   return fmt::format("{} of {} {} {}: busy {} of the step, memory {:.1f} of {:.1f} GiB usable.", use.used,
                      use.devices, use.type, does, percent(use.busy), use.memory / kGiB, use.limit_gib);
 }
@@ -160,8 +162,8 @@ Lines stages(const PlanResult& r) {
   std::pair<i64, std::size_t> before;
   const auto end_run = [&] {
     if (alike == 0) return;
-    runs.push_back(fmt::format("{} of {} on {}", alike, counted(before.first, "layer"),
-                               counted(before.second, "device")));
+    runs.push_back(fmt::format("{} with {} on {}{}", counted(alike, "stage"), counted(before.first, "layer"),
+                               counted(before.second, "device"), alike > 1 ? " each" : ""));
   };
   for (const i64 layers : stage_layers(group)) {
     const std::pair<i64, std::size_t> stage{
@@ -231,9 +233,13 @@ Lines what_is_wrong(const PlanResult& r) {
   return {fmt::format("The plan reaches {:.1f} % of the peak of its devices, which is little: {}.",
                       100 * best.peak_share, why)};
 }
-Lines network(const PlanResult& r) {
-  return {fmt::format("The network limits it: transfers of rows are {} of the critical path.",
-                      percent(share_of(r.best(), "transfers")))};
+Lines transfers(const PlanResult& r) {
+  return {fmt::format("Transfers limit it: rows between devices are {} of the critical path.",
+                      percent(share_of(r.best(), kTransfers)))};
+}
+Lines host_copies(const PlanResult& r) {
+  return {fmt::format("Host memory limits it: copies to and from hosts are {} of the critical path.",
+                      percent(share_of(r.best(), kHostCopies)))};
 }
 Lines reduction(const PlanResult& r) {
   return {fmt::format("The reduction of gradients limits it: {} of the critical path.",
@@ -335,7 +341,8 @@ const std::vector<Sentence>& sentences() {
       {"nobody busy", nobody_busy, nobody},
       {"path", feasible, path},
       {"far from peak", far_from_peak, what_is_wrong},
-      {"network", network_limits, network},
+      {"transfers", transfers_limit, transfers},
+      {"host copies", hosts_limit, host_copies},
       {"reduction", reduction_limits, reduction},
       {"memory", memory_full, memory},
       {"sharded optimizer", optimizer_sharded, sharding},

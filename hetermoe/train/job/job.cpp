@@ -442,9 +442,8 @@ Plan emulated_plan(const Job& job, const Plan& plan) {
   for (Dtype& dtype : out.dtype) dtype = emulated(dtype);
   if (out.grad_dtype == Dtype::kFp64) out.grad_dtype.reset();
   if (job.plan.wire_dtype) return out;
-  for (Wire* wire : {&out.wire_forward, &out.wire_backward}) {
+  for (Wire* wire : {&out.wire_forward, &out.wire_backward})
     if (const std::optional<Dtype> dtype = dtype_of(*wire)) *wire = wire_of(emulated(*dtype));
-  }
   return out;
 }
 

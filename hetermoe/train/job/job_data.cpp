@@ -31,8 +31,8 @@ std::string what_is_trained(const Job& job, const ModelConfig& model) {
   if (step.lora) {
     i64 adapters = 0;
     for (const auto& [unit, numbers] : step.lora->numbers) adapters += numbers;
-    return fmt::format("adapters of rank {} ({} parameters) beside the {} of the model, which stay",
-                       step.lora->rank, format_count(real(adapters)), all);
+    return fmt::format("adapters of rank {} ({} parameters; the {} of the model are frozen)", step.lora->rank,
+                       format_count(real(adapters)), all);
   }
   i64 frozen = 0;
   for (const Unit& unit : step.frozen) frozen += num_parameters(model, unit);

@@ -46,6 +46,7 @@ class HealthPart : public RunPart {
     // While the learning rate rises, routers follow how often tokens occur, which a model learns first; most
     // recover.
     if (record.step <= run_.job.train.warmup_steps) return;
+    if (run_.job.train.lora.rank > 0) return;  // routers stay as they are
     for (const Collapse& found : collapses_.add(copies_of(run_.last.counts_LE))) {
       record.warnings.push_back(fmt::format(
           "routing collapses: for {} steps layer {} has sent its tokens to about {:.1f} of its {} experts. "
@@ -54,11 +55,12 @@ class HealthPart : public RunPart {
     }
   }
 
-  std::string what_balances() const {
-    if (run_.model.router_bias) return "Raise train.router_bias_rate or the model's router_aux_loss_coef";
+  const char* what_balances() const {
+    if (run_.model.router_bias)
+      return "Raise train.router_bias_rate, raise router_aux_loss_coef in a copy of the model's config";
     if (run_.model.aux_loss_coef > 0 && !run_.job.train.aux_per_layer)
-      return "Set train.aux_per_layer, raise the model's router_aux_loss_coef";
-    return "Raise the model's router_aux_loss_coef";
+      return "Set train.aux_per_layer, raise router_aux_loss_coef in a copy of the model's config";
+    return "Raise router_aux_loss_coef in a copy of the model's config";
   }
 
   void watch_memory(StepRecord& record) {

@@ -297,6 +297,10 @@ Json to_json(const StrategyRun& run, const Job& job) {
 std::filesystem::path write_results(const Job& job, const ModelConfig& model, const Cluster& cluster,
                                     const std::vector<StrategyRun>& runs) {
   const std::filesystem::path folder = job.output;
+  const bool done_before = std::all_of(runs.begin(), runs.end(), [](const StrategyRun& run) {
+    return run.outcome.first_step > 0 && run.outcome.records.empty();
+  });
+  if (done_before && std::filesystem::exists(folder / "report.html")) return folder / "report.html";
   write_frame(job, model, cluster, runs);
   for (const StrategyRun& run : runs) {
     const std::string suffix = suffix_of(run, runs);

@@ -139,7 +139,8 @@ void draw_adapters(Session& session, u64 seed) {
 VerifyResult verify_plan(const Job& job, const ModelConfig& model, const Cluster& cluster, Plan plan,
                          const Batch& batch) {
   if (has_scales(plan.wire_forward) || has_scales(plan.wire_backward))
-    fail<ConfigError>("plan.wire_dtype", "got fp8_row, expected another: verify compares in fp64. Add --plan.wire_dtype fp64");
+    fail<ConfigError>("plan.wire_dtype",
+                      "got fp8_row, expected another: verify compares in fp64. Add --plan.wire_dtype fp64");
   std::fill(plan.dtype.begin(), plan.dtype.end(), Dtype::kFp64);
   plan.wire_forward = plan.wire_backward = Wire::kFp64;
   plan.grad_dtype.reset();
