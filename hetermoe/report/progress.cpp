@@ -62,7 +62,8 @@ void Progress::update(i64 done, const std::string& note) {
   if (finished_ || options_.style == ProgressStyle::kNone) return;
   const Seconds interval =
       options_.style == ProgressStyle::kBar ? options_.bar_interval : options_.line_interval;
-  if (shown_done_ < 0 || now() - shown_at_ >= interval) show(false);
+  // The second update is the first that can tell the time left.
+  if (shown_done_ < 0 || shown_done_ == first_done_ || now() - shown_at_ >= interval) show(false);
 }
 
 void Progress::finish() {

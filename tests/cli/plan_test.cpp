@@ -25,6 +25,8 @@ TEST(PlanCommand, WritesAPlanThatSimulateTakes) {
   ASSERT_EQ(trained.code, 0) << trained.err;
   EXPECT_EQ(parse_json(trained.out, "output")["job"]["plan"]["file"], plan);
   EXPECT_EQ(parse_train({"--plan", plan}).overrides, (Overrides{{"plan.file", plan}}));
+  EXPECT_TRUE(contains(run_hetermoe({"simulate", "--plan", plan, "--strategy", "ep"}).err,
+                       "[--strategy] got ep with --plan: that file says all of a plan, give one of them"));
   EXPECT_NE(run_hetermoe({"train", "--plam", plan}).err.find("Did you mean \"--plan\"?"), std::string::npos);
 }
 
@@ -153,6 +155,10 @@ TEST(PlanCommand, TellsTimeAndMoneyOfARun) {
 
 TEST(PlanCommand, BadInputIsNamed) {
   EXPECT_TRUE(contains(run_hetermoe({"plan", "--run-tokens", "0"}).err, "[--run-tokens] out of range"));
+  EXPECT_TRUE(contains(run_hetermoe({"plan", "--sequences", "8", "--tokens", "100000"}).err,
+                       "[--tokens] got 100000 with --sequences 8"));
+  EXPECT_TRUE(contains(run_hetermoe({"doctor", "--device", "tpu"}).err, "[--device] got \"tpu\""));
+  EXPECT_EQ(run_hetermoe({"help", "plan"}).out, run_hetermoe({"plan", "--help"}).out);
   EXPECT_NE(run_hetermoe({"plan", "--dtype", "fp12"}).err.find("[--dtype] got \"fp12\""), std::string::npos);
   EXPECT_NE(run_hetermoe({"plan", "--dtype", "fp16", "--master", "none"})
                 .err.find("[master] got none, but device 0"),

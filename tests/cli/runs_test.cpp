@@ -58,6 +58,18 @@ TEST(Resume, TheSameJobGoesOnWithoutFurtherWords) {
   EXPECT_FALSE(contains(result.out, "it was")) << result.out;
 }
 
+TEST(Resume, OfAFinishedRunLeavesItsResults) {
+  const WorkFolder folder;
+  ASSERT_EQ(run_hetermoe(short_train(folder)).code, 0);
+  const std::string summary = read_text(folder / "run/summary.json"),
+                    page = read_text(folder / "run/report.html");
+  ASSERT_TRUE(contains(summary, "\"executed\""));
+  const ProgramResult again = run_hetermoe(short_train(folder));
+  EXPECT_TRUE(contains(again.out, "nothing left to do")) << again.out;
+  EXPECT_EQ(read_text(folder / "run/summary.json"), summary);
+  EXPECT_EQ(read_text(folder / "run/report.html"), page);
+}
+
 TEST(Resume, WithEveryCheckpointDamagedTheRunStopsUnlessToldOtherwise) {
   const WorkFolder folder;
   ASSERT_EQ(run_hetermoe(short_train(folder)).code, 0);
@@ -354,10 +366,9 @@ TEST(PlanFile, GivenAsAFlagItSettlesTheShapeOfAStepOverTheJobsFile) {
 TEST(PlanFile, TablesNameThePlanThatRuns) {
   const WorkFolder folder;
   const std::string plan = plan_of_ep(folder);
-  const ProgramResult result =
-      run_hetermoe({"train", "--model", "tiny", "--cluster", "demo", "--strategy", "zebra", "--plan.file",
-                    plan, "--train.steps", "1", "--train.validation_sequences", "0", "--data.max_bytes",
-                    "200000", "--output", folder / "run"});
+  const ProgramResult result = run_hetermoe({"train", "--model", "tiny", "--cluster", "demo", "--plan.file",
+                                             plan, "--train.steps", "1", "--train.validation_sequences", "0",
+                                             "--data.max_bytes", "200000", "--output", folder / "run"});
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_TRUE(contains(result.out, "\nep  ")) << result.out;
   EXPECT_FALSE(contains(result.out, "zebra")) << result.out;

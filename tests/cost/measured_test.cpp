@@ -321,7 +321,9 @@ TEST_F(MeasuredCostTest, RefusesAProfileOfAnotherDtypeOrShape) {
   EXPECT_EQ(
       profile_error(other),
       "[p.json dtype] profile of another dtype: got bf16, expected fp32 as in the plan. Profile again with "
-      "--dtype fp32");
+      "--dtype fp32, or use these times: plan --dtype bf16; train, simulate and verify "
+      "--clock.emulated_dtype "
+      "bf16");
   other = profile_;
   other.shape.expert_hidden = 96;
   other.model = "wee";

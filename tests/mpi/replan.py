@@ -22,7 +22,7 @@ TIMEOUT = 240
 
 
 def train_words(program, output):
-    return [program, "train", "--model", "tiny", "--cluster", "demo", "--strategy", "zebra", "--output", str(output),
+    return [program, "train", "--model", "tiny", "--cluster", "demo", "--output", str(output),
             "--train.steps", str(STEPS), "--train.seq_len", "16", "--train.sequences", "4", "--train.microbatches", "2",
             "--train.validation_sequences", "0", "--data.max_bytes", "200000", "--checkpoint.every", "2",
             "--checkpoint.keep", "99"]

@@ -30,15 +30,16 @@ TEST(Progress, AFileGetsPlainLinesNowAndThenAndTheLast) {
   Output out;
   Progress progress("training", 4, out.options(ProgressStyle::kAuto));
   for (int step = 1; step <= 4; ++step) {
-    out.time = step == 3 ? 6 : step == 4 ? 8 : step;
+    out.time = step == 3 ? 8 : step == 4 ? 9 : step;
     progress.update(step, "loss " + std::to_string(step));
   }
   progress.finish();
   progress.finish();
   EXPECT_EQ(out.text(),
             "training 1/4  loss 1\n"
-            "training 3/4  loss 3  2.50 s left\n"
-            "training 4/4  loss 4  in 8.00 s\n");
+            "training 2/4  loss 2  2.00 s left\n"
+            "training 3/4  loss 3  3.50 s left\n"
+            "training 4/4  loss 4  in 9.00 s\n");
 }
 
 TEST(Progress, SaysWhoseTimeIsLeft) {
@@ -57,15 +58,18 @@ TEST(Progress, ABarIsRedrawnInPlace) {
   Output out;
   Progress progress("plan", 4, out.options(ProgressStyle::kBar));
   out.time = 1;
+  progress.update(1);
+  out.time = 2;
   progress.update(2);
   progress.update(3);  // too soon to redraw
-  out.time = 2;
+  out.time = 3;
   progress.update(4);
   progress.finish();
   EXPECT_EQ(out.text(),
-            "\rplan [#####.....] 2/4\33[K"
+            "\rplan [##........] 1/4\33[K"
+            "\rplan [#####.....] 2/4  2.00 s left\33[K"
             "\rplan [##########] 4/4\33[K"
-            "\rplan [##########] 4/4  in 2.00 s\33[K\n");
+            "\rplan [##########] 4/4  in 3.00 s\33[K\n");
 }
 
 TEST(Progress, WhatWasNotBegunIsNotShown) {
