@@ -15,6 +15,7 @@
 #include "hetermoe/cost/memory_estimate.h"
 #include "hetermoe/plan/turns.h"
 #include "hetermoe/planner/strategies/round_robin_plan.h"
+#include "hetermoe/report/plan_layout.h"
 #include "hetermoe/report/table.h"
 #include "hetermoe/report/waits_text.h"
 #include "hetermoe/routing/split_routing.h"
@@ -44,7 +45,7 @@ Bytes usable_of(const Cluster& cluster, PlaceId place) {
 
 /// A finished prediction of one step.
 struct Simulated {
-  Plan plan;
+  Plan plan, emulated;  ///< the second as it is priced: in the dtypes of the clock
   Schedule schedule;
   Timeline timeline;
   std::vector<MemoryPeak> memory;  ///< [place]
@@ -63,11 +64,11 @@ Simulated simulate_job(const Job& job, const ModelConfig& model, const Cluster& 
   if (trace != nullptr && copy_split_of(out.plan) != CopySplit::kShares)
     divided.emplace(*trace, cluster, copy_split_of(out.plan));
   const RoutingLoad& routing = divided ? static_cast<const RoutingLoad&>(*divided) : *load;
-  const Plan emulated = emulated_plan(job, out.plan);
+  out.emulated = emulated_plan(job, out.plan);
   const StepOptions step = step_options(job, model);
   out.schedule = build_schedule(out.plan, model, step);
-  const std::unique_ptr<CostModel> cost = make_cost(model, cluster, emulated, load_profiles(cluster));
-  const Placement placement(emulated, model, step);
+  const std::unique_ptr<CostModel> cost = make_cost(model, cluster, out.emulated, load_profiles(cluster));
+  const Placement placement(out.emulated, model, step);
   SimulatedStep simulated = simulate_step(out.schedule, placement, placement, model, cluster, *cost, routing);
   out.alone = simulated.alone;
   out.timeline = make_timeline(out.schedule, simulated.times, out.plan, cluster, "simulated");
@@ -206,6 +207,7 @@ Json result_json(const Simulated& result, const Cluster& cluster, const std::str
                {"cluster", cluster.name},
                {"seq_len", result.plan.seq_len},
                {"sequences", total_sequences(result.plan)},
+               {"dtypes", {{"priced", dtypes_text(result.emulated)}, {"run", dtypes_text(result.plan)}}},
                {"step_s", result.timeline.step},
                {"step_alone_s", result.alone},
                {"tokens_per_s", result.tokens_per_s},
@@ -256,13 +258,21 @@ void print_turns(const Plan& plan) {
   std::cout << table.str() << "\n";
 }
 
+/// In which dtypes times and memory are, where those of the run on this machine are others.
+std::string emulation_text(const Simulated& result) {
+  const std::string run = dtypes_text(result.plan), priced = dtypes_text(result.emulated);
+  return run == priced ? "in " + priced
+                       : fmt::format("times and memory in {}, which the run emulates in {}", priced, run);
+}
+
 void print_simulated(const Simulated& result, const Cluster& cluster, const std::string& assumed) {
   std::cout << fmt::format(
       "{}: {} of {} in {}, {}\n", result.timeline.title, counted(total_sequences(result.plan), "sequence"),
       counted(result.plan.seq_len, "token"), counted(result.plan.groups[0].microbatches.size(), "microbatch"),
       counted(result.schedule.num_ops(), "op"));
-  std::cout << fmt::format("simulated step {}, {} tokens/s\n{}\n", format_seconds(result.timeline.step),
-                           format_count(result.tokens_per_s), assumed.empty() ? "" : assumed + ".\n");
+  std::cout << fmt::format("simulated step {}, {} tokens/s; {}\n{}\n", format_seconds(result.timeline.step),
+                           format_count(result.tokens_per_s), emulation_text(result),
+                           assumed.empty() ? "" : assumed + ".\n");
   for (const std::string& warning : warnings_of(result)) std::cout << "warning: " << warning << "\n\n";
   print_turns(result.plan);
   print_devices(result, cluster);

@@ -41,9 +41,11 @@ PlanRequest checked(PlanRequest request) {
   }
   if (request.sequences == 0) request.sequences = request.tokens / request.seq_len;
   if (request.sequences < 1) {
-    fail<ConfigError>("plan",
-                      "got {} sequences and {} tokens per step, expected at least one sequence of {} tokens",
-                      request.sequences, request.tokens, request.seq_len);
+    fail<ConfigError>(
+        "plan",
+        "got {} tokens a step, expected at least one sequence of {} tokens: take more tokens, or "
+        "shorter sequences (--seq)",
+        request.tokens, request.seq_len);
   }
   if (request.limits.max_microbatches < 0) {
     fail<ConfigError>("plan",

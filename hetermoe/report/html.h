@@ -31,6 +31,7 @@ struct StrategyReport {
   Seconds simulated_step = 0;         ///< 0 = that of the timeline
   Seconds executed_step = 0;          ///< 0 = that of the timeline; else say a median over steps
   Seconds replayed_step = 0;          ///< simulation of what the executed steps routed; 0 = there is none
+  double executed_over_replayed = 0;  ///< median of the steps; 0 = not told, the ratio of both is taken
   bool kept_pace = true;              ///< false: executed times are longer than the clock meant them to be
   std::vector<DeviceMemory> memory;   ///< in any order, may be empty
   std::string note;                   ///< "chosen by the planner", "does not fit: device 2 ..."

@@ -119,12 +119,19 @@ std::string time_cell(Seconds time, Seconds slowest, const char* kind) {
       format_seconds(time), kind, 100 * time / slowest);
 }
 
-/// The executed step against another one; a dash where there are not both, or they are of different machines.
-std::string against_cell(const StrategyReport& strategy, Seconds executed, Seconds other, bool as_factor) {
-  if (executed <= 0 || other <= 0 || is_elsewhere(strategy)) return "&ndash;";
-  const std::string text = as_factor ? fmt::format("{:.3f}", executed / other)
-                                     : fmt::format("{:+.1f} %", 100 * (executed / other - 1));
+/// The executed step over another one, 0 = there are not both; a dash where they are of different machines.
+std::string against_cell(const StrategyReport& strategy, double ratio, bool as_factor) {
+  if (ratio <= 0 || is_elsewhere(strategy)) return "&ndash;";
+  const std::string text =
+      as_factor ? fmt::format("{:.3f}", ratio) : fmt::format("{:+.1f} %", 100 * (ratio - 1));
   return strategy.kept_pace ? text : text + " (lost its pace)";
+}
+
+double ratio_of(Seconds executed, Seconds other) { return executed > 0 && other > 0 ? executed / other : 0; }
+
+double over_replayed(const StrategyReport& strategy, const Steps& own) {
+  return strategy.executed_over_replayed > 0 ? strategy.executed_over_replayed
+                                             : ratio_of(own.executed, own.replayed);
 }
 
 std::string strategy_row(const StrategyReport& strategy, std::size_t index, const Rivals& rivals) {
@@ -137,8 +144,8 @@ std::string strategy_row(const StrategyReport& strategy, std::size_t index, cons
   html += time_cell(own.simulated, rivals.slowest, "sim");
   if (rivals.has_replays) html += time_cell(own.replayed, rivals.slowest, "sim");
   html += time_cell(own.executed, rivals.slowest, "exe");
-  std::vector<std::string> cells = {against_cell(strategy, own.executed, own.simulated, false)};
-  if (rivals.has_replays) cells.push_back(against_cell(strategy, own.executed, own.replayed, true));
+  std::vector<std::string> cells = {against_cell(strategy, ratio_of(own.executed, own.simulated), false)};
+  if (rivals.has_replays) cells.push_back(against_cell(strategy, over_replayed(strategy, own), true));
   cells.insert(cells.end(),
                {factor_cell(own, rivals), use_cell(strategy), escape_markup(memory_cell(strategy))});
   for (const std::string& cell : cells) html += "<td>" + cell + "</td>";

@@ -112,12 +112,9 @@ std::string order_text(const Plan& plan) {
   return text + ".";
 }
 
-std::string memory_text(const Plan& plan, const std::vector<DeviceId>& used) {
-  std::set<std::string> dtypes;
-  for (const DeviceId device : used) dtypes.insert(name_of(plan.dtype[idx(device)]));
-  std::string text =
-      fmt::format("Computes in {}, rows travel in {}, recompute {}", fmt::join(dtypes, " and "),
-                  name_of(plan.wire_forward), name_of(plan.recompute));
+std::string memory_text(const Plan& plan) {
+  std::string text = fmt::format("Computes in {}, rows travel in {}, recompute {}", dtypes_text(plan),
+                                 name_of(plan.wire_forward), name_of(plan.recompute));
   if (plan.shard_optimizer) text += ", optimizer divided over the devices that hold the same parameters";
   if (uses_hosts(plan)) text += ", part of the state in the main memory of the hosts";
   return text + ".";
@@ -214,6 +211,13 @@ std::string row_svg(const PlanLayout& layout, const PlanRow& row, int y, int hig
 
 }  // namespace
 
+std::string dtypes_text(const Plan& plan) {
+  std::set<std::string> dtypes;
+  for (const Group& group : plan.groups)
+    for (const DeviceId device : group.devices) dtypes.insert(name_of(plan.dtype[idx(device)]));
+  return fmt::format("{}", fmt::join(dtypes, " and "));
+}
+
 PlanLayout plan_layout(const Plan& plan, const ModelConfig& model, const Cluster& cluster) {
   PlanLayout layout;
   layout.num_layers = model.num_layers;
@@ -254,7 +258,7 @@ PlanLayout plan_layout(const Plan& plan, const ModelConfig& model, const Cluster
     layout.sentences.push_back(fmt::format("Of all layers together {} {} several owners.",
                                            counted(count, "expert"), agree(count, "has", "have")));
   layout.sentences.push_back(order_text(plan));
-  layout.sentences.push_back(memory_text(plan, used));
+  layout.sentences.push_back(memory_text(plan));
   return layout;
 }
 

@@ -20,6 +20,9 @@ struct PlanLayout {
   const char* shared = "sequences";  ///< what attention parts are shared by: of teams tokens
 };
 
+/// "fp16", or "bf16 and fp16": what the devices that the plan uses compute in.
+std::string dtypes_text(const Plan& plan);
+
 PlanLayout plan_layout(const Plan& plan, const ModelConfig& model, const Cluster& cluster);
 
 /// Standalone SVG: a row for each device, a column for the embedding, each layer and the head; in the upper

@@ -291,6 +291,7 @@ StrategyReport RunFolder::report_of(const Strategy& strategy) const {
   }
   out.memory = memory_of(strategy);
   out.replayed_step = number_at(strategy.row, {"executed", "replayed_step_s"});
+  out.executed_over_replayed = number_at(strategy.row, {"executed", "executed_over_replayed"});
   out.kept_pace = text_at(strategy.row, {"executed", "pace", "kept_up"}) != "false";
   out.note = text_at(strategy.row, {"note"});
   return out;

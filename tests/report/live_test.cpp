@@ -183,7 +183,7 @@ TEST_F(Live, MoneyIsToldWhereAllDevicesOfThePlanHaveAPrice) {
 
 TEST_F(Live, ARunThatLostItsPaceIsNotTrusted) {
   write("summary.json", R"({"rows": [{"strategy": "a", "suffix": "", "step_s": 0.5, "executed":
-      {"step_s": 0.9, "replayed_step_s": 0.6, "pace": {"kept_up": false}}}]})");
+      {"step_s": 0.9, "replayed_step_s": 0.6, "executed_over_replayed": 1.625, "pace": {"kept_up": false}}}]})");
   add(1);
   save_timeline(folder_ / "timeline.json", synthetic::zebra({}, "executed (paced clock, emulated)"));
   write("job.json", R"({"clock": {"kind": "virtual"}})");
@@ -191,6 +191,7 @@ TEST_F(Live, ARunThatLostItsPaceIsNotTrusted) {
   ASSERT_EQ(page.strategies.size(), 1u);
   EXPECT_FALSE(page.strategies[0].kept_pace);
   EXPECT_EQ(page.strategies[0].replayed_step, 0.6);
+  EXPECT_EQ(page.strategies[0].executed_over_replayed, 1.625);
   EXPECT_TRUE(has(body(), "virtual; of the steps that are timed: paced"));
 }
 

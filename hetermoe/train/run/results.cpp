@@ -264,6 +264,7 @@ Json to_json(const StrategyRun& run, const Job& job) {
                       {"replayed_step_s", out.replayed_step},  {"steps", out.records.size()},
                       {"final_loss", out.records.back().loss}, {"unigram_entropy", out.unigram_entropy},
                       {"interrupted", out.stopped_by != 0},    {"notes", out.notes}};
+  json["executed"]["executed_over_replayed"] = out.executed_over_replayed;
   json["executed"]["first_step"] = out.first_step;
   json["executed"]["skipped_steps"] = out.skipped_steps;
   json["executed"]["peak_memory_bytes"] = out.records.back().peak_memory;
