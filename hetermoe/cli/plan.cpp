@@ -205,6 +205,23 @@ void print_next(const PlanArguments& options, const PlanRequest& request, const 
                            request.seq_len, total_sequences(plan), trained);
 }
 
+using Ways = std::optional<std::vector<std::string>>;
+constexpr std::size_t kLineWidth = 120;
+
+/// What is short, what would help, and the ways out that were found, one a line.
+std::vector<std::string> why_none_fits(const PlanResult& result, const Ways& ways) {
+  std::vector<std::string> texts = {result.infeasible + ".", result.advice + "."};
+  if (ways && ways->empty())
+    texts.emplace_back(
+        "None of these makes room: main memory, smaller states, adapters, shorter sequences, more devices.");
+  if (ways && !ways->empty()) texts.emplace_back("Each of these alone makes room:");
+  for (const std::string& way : ways.value_or(std::vector<std::string>())) texts.push_back("  " + way);
+  std::vector<std::string> lines;
+  for (const std::string& text : texts)
+    for (std::string& line : wrap_words(text, kLineWidth)) lines.push_back(std::move(line));
+  return lines;
+}
+
 int plan(const PlanArguments& options) {
   PlanRequest request = make_request(options);
   const std::string assumed = assumed_links(options.cluster);
@@ -212,10 +229,10 @@ int plan(const PlanArguments& options) {
   const PlanResult result = find_plan(request);
   if (!result.feasible() && isatty(STDERR_FILENO) != 0)
     std::cerr << "no plan fits; searching for what would make room" << std::endl;
-  const std::string ways = result.feasible() ? "" : ways_out_text(request);
+  const Ways ways = result.feasible() ? std::nullopt : ways_out(request);
   if (options.json) {
     Json json = to_json(result);
-    if (!ways.empty()) json["ways_out"] = ways;
+    if (ways) json["ways_out"] = *ways;
     if (!assumed.empty()) json["assumed_links"] = assumed;
     if (!request.model.assumed.empty()) json["assumed_model"] = request.model.assumed;
     if (result.feasible()) json["roles"] = roles_json(result.best().timeline);
@@ -224,8 +241,8 @@ int plan(const PlanArguments& options) {
   }
   if (!result.feasible()) {
     if (options.json) return 2;  // as below, the reason is in the output
-    fail<InputError>("plan", "no plan of {} on {} fits: {}. {}{}", request.model.name, request.cluster.name,
-                     result.infeasible, result.advice, ways.empty() ? "" : ". " + ways);
+    fail<InputError>("plan", "no plan of {} on {} fits.\n{}", request.model.name, request.cluster.name,
+                     fmt::join(why_none_fits(result, ways), "\n"));
   }
   if (!options.json) print_plan(request, result, assumed);
   if (!options.json) print_run_cost(request, result, options.run_tokens);

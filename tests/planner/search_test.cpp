@@ -1,3 +1,4 @@
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include "hetermoe/cost/memory_estimate.h"
@@ -12,6 +13,7 @@
 #include "hetermoe/schedule/builder.h"
 #include "hetermoe/sim/memory.h"
 #include "tests/support/nodes_of_eight.h"
+#include "tests/support/processor_time.h"
 #include "tests/support/random_request.h"
 
 // What the search finds and what it says of its bounds.
@@ -180,13 +182,36 @@ TEST(Advice, NamesWhatMakesRoomAndOnlyThat) {
   request.seq_len = 2048;
   request.dtype = Dtype::kBf16;
   ASSERT_FALSE(find_plan(request).feasible());
-  const std::string ways = ways_out_text(request);
-  EXPECT_TRUE(ways.starts_with("Each of these alone makes room: ")) << ways;
+  const std::string ways = fmt::format("{}", fmt::join(ways_out(request).value(), "\n"));
   for (const char* way : {"--dtype bf16 --master none --moments-dtype bf16", "main memory a node",
                           "--lora-rank 16", "times as many devices"})
     EXPECT_NE(ways.find(way), std::string::npos) << way << " in " << ways;
   EXPECT_EQ(ways.find("sequences of"), std::string::npos) << ways;
   EXPECT_EQ(ways.find("--grad-dtype"), std::string::npos) << ways;
+  const std::size_t at = ways.find(" GiB of main memory");
+  ASSERT_NE(at, std::string::npos) << ways;
+  const std::size_t begin = ways.rfind('\n', at) + 1;
+  for (Node& node : request.cluster.nodes) {
+    node.host.emplace();
+    node.host->memory_gib = std::stod(ways.substr(begin, at - begin));
+  }
+  EXPECT_TRUE(find_plan(request).feasible()) << ways;
+}
+
+/// 671 billion parameters on 18 cards: nothing alone is enough, and no node has 6 TiB.
+TEST(Advice, NamesPairsWhereNothingAloneMakesRoomAndTakesSeconds) {
+  PlanRequest request =
+      request_of(own_cluster(R"([{"devices": ["A100-80 x8"], "network_gbit_s": 100, "local_gb_s": 300},
+                      {"devices": ["RTX4090 x8"], "network_gbit_s": 100, "local_gb_s": 20},
+                      {"devices": ["L40S x2"], "network_gbit_s": 100, "local_gb_s": 20}])"),
+                 256);
+  request.model = load_model("deepseek-v3");
+  request.dtype = Dtype::kBf16;
+  const double before = testing::processor_time();
+  const std::vector<std::string> ways = ways_out(request).value();
+  EXPECT_LT(testing::processor_time() - before, 30) << fmt::format("{}", fmt::join(ways, "\n"));
+  ASSERT_FALSE(ways.empty());
+  for (const std::string& way : ways) EXPECT_NE(way.find(" and "), std::string::npos) << way;
 }
 
 TEST(Advice, SaysThatNoTeamHasRoomForASequence) {

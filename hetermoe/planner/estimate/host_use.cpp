@@ -52,6 +52,17 @@ bool has_hosts(const Cluster& cluster) {
                      [](const Node& node) { return node.host.has_value(); });
 }
 
+bool is_beyond_all_memory(const PlanRequest& request) {
+  const StateBytes each = state_bytes_of(request);
+  const Bytes kept = each.weights + (request.trained.all() ? each.master + each.moments : 0);
+  Bytes room = 0;
+  for (const Device& device : request.cluster.devices)
+    room += usable_memory(request.cluster.types[idx(device.type)]);
+  for (const Node& node : request.cluster.nodes)
+    room += request.limits.offload && node.host ? node.host->memory_bytes() : 0;
+  return kept * real(count_parameters(request.model).total) > room;
+}
+
 namespace {
 
 /// Adds up what the hosts of a plan keep.

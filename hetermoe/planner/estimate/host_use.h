@@ -21,6 +21,10 @@ void keep_on_hosts(HostUse use, const ModelConfig& model, const Cluster& cluster
 /// Every node of the request's cluster has a host.
 bool has_hosts(const Cluster& cluster);
 
+/// Weights, and what the optimizer keeps of them, fill more than all devices and the hosts that plans may use
+/// together: no plan can fit.
+bool is_beyond_all_memory(const PlanRequest& request);
+
 /// [num_nodes] bytes that each host keeps for a plan: weights, gradients, masters, moments, each once,
 /// however many of its devices use them; saved activations of the microbatches in flight. Of frozen units,
 /// and where adapters are trained, weights alone.

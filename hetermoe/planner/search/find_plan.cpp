@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "hetermoe/cost/memory_estimate.h"
+#include "hetermoe/planner/any_plan.h"
 #include "hetermoe/planner/estimate/host_use.h"
 #include "hetermoe/planner/estimate/rates.h"
 #include "hetermoe/planner/request_check.h"
@@ -138,16 +139,26 @@ PlanResult try_gathers_too(PlanRequest request, PlanResult without) {
   return with;
 }
 
+/// Frozen weights are not divided, and adapters keep their optimizer.
+bool may_gather(const PlanRequest& request) {
+  return request.limits.shard_optimizer && request.trained.lora == nullptr &&
+         request.cluster.num_devices() > 1;
+}
+
+bool may_use_hosts(const PlanRequest& request) {
+  return request.limits.offload && has_hosts(request.cluster);
+}
+
 PlanResult plan_all_devices(const PlanRequest& settled) {
   PlanResult result = search_plans(settled);
-  // Frozen weights are not divided, and adapters keep their optimizer.
-  const bool adapts = settled.trained.lora != nullptr, gathers = settled.limits.shard_optimizer && !adapts;
-  if (!result.feasible() && gathers && settled.cluster.num_devices() > 1)
+  if (is_beyond_all_memory(settled)) return result;
+  const bool adapts = settled.trained.lora != nullptr, gathers = may_gather(settled);
+  if (!result.feasible() && gathers)
     result = search_with_gathers(settled, std::move(result));
   else if (result.feasible() && gathers && settled.cluster.num_devices() <= kFewDevicesToSearchAgain &&
            memory_binds(result) && gathers_much(settled))
     result = try_gathers_too(settled, std::move(result));
-  if (!settled.limits.offload || !has_hosts(settled.cluster)) return result;
+  if (!may_use_hosts(settled)) return result;
   if (result.feasible()) return adapts ? result : try_hosts_too(settled, std::move(result));
   return search_with_hosts(settled, std::move(result));
 }
@@ -156,7 +167,9 @@ PlanResult plan_all_devices(const PlanRequest& settled) {
 PlanResult plan_with_margin(PlanRequest settled) {
   PlanResult result = plan_all_devices(settled);
   result.routing_margin = settled.routing.margin;
-  if (result.feasible() || settled.routing.margin <= 1 || settled.model.num_moe_layers() == 0) return result;
+  if (result.feasible() || settled.routing.margin <= 1 || settled.model.num_moe_layers() == 0 ||
+      is_beyond_all_memory(settled))
+    return result;
   const double asked = std::exchange(settled.routing.margin, 1);
   PlanResult even = plan_all_devices(settled);
   if (!even.feasible()) return result;
@@ -168,7 +181,36 @@ PlanResult plan_with_margin(PlanRequest settled) {
   return even;
 }
 
+/// With all parameters on hosts, which leaves devices most room.
+std::optional<Plan> any_with_hosts(PlanRequest request) {
+  request.limits.shard_optimizer = false;
+  request.limits.host_use = HostUse::kAll;
+  return search_any_plan(request);
+}
+
+std::optional<Plan> any_on_all_devices(const PlanRequest& settled) {
+  if (is_beyond_all_memory(settled)) return {};
+  if (std::optional<Plan> plan = search_any_plan(settled)) return plan;
+  if (may_gather(settled)) {
+    PlanRequest gathered = settled;
+    gathered.limits.gather_weights = true;
+    if (std::optional<Plan> plan = search_any_plan(gathered)) return plan;
+  }
+  return may_use_hosts(settled) ? any_with_hosts(settled) : std::nullopt;
+}
+
 }  // namespace
+
+std::optional<Plan> find_any_plan(const PlanRequest& request) {
+  PlanRequest settled = checked(request);
+  const ClusterPart part = part_without(settled.cluster, std::exchange(settled.limits.idle, {}));
+  PlanRequest of_part = settled;
+  of_part.cluster = part.cluster;
+  of_part.routing.margin = 1;
+  std::optional<Plan> plan = any_on_all_devices(of_part);
+  if (plan) number_back(*plan, part, settled);
+  return plan;
+}
 
 PlanResult find_plan(const PlanRequest& request) {
   PlanRequest settled = checked(request);

@@ -1,4 +1,5 @@
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -7,11 +8,9 @@
 namespace hetermoe {
 
 /// What gives room to a request that no plan fits, in words, each by itself: main memory, smaller states,
-/// adapters, shorter sequences, more devices and limits that are lifted are tried, by short searches. Not in
-/// large clusters, where these take too long.
-std::vector<std::string> ways_out(const PlanRequest& request);
-
-/// The same as a sentence; empty = nothing was tried.
-std::string ways_out_text(const PlanRequest& request);
+/// adapters, shorter sequences, more devices and limits that are lifted are tried, by short searches. Where
+/// none of these alone is enough, smaller states and adapters with more memory or devices. Nothing of large
+/// clusters, where these take too long.
+std::optional<std::vector<std::string>> ways_out(const PlanRequest& request);
 
 }  // namespace hetermoe
