@@ -1,7 +1,7 @@
 #include <benchmark/benchmark.h>
 
 #include "hetermoe/planner/planner.h"
-#include "tests/support/plan_oracle.h"
+#include "tests/support/stage_oracle.h"
 
 // How long a plan takes to find, on one core, and how good it is.
 namespace hetermoe {
@@ -53,16 +53,16 @@ BENCHMARK_CAPTURE(find, 3_types_of_256, {{"A100-40", 256}, {"V100", 256}, {"T4",
 /// Random small instances: how far the planner's best is from that of an exact branch and bound. Gaps below
 /// a per cent count as one; instances that take the oracle more than most_simulated simulations are left
 /// out.
-void oracle(benchmark::State& state) {
+template <class Oracle>
+void oracle(benchmark::State& state, PlanRequest (*request_of)(u64, const testing::SmallSizes&)) {
   constexpr double kTolerance = 0.01;
   const auto first = static_cast<u64>(state.range(4));
   double worst = 0, near = 0, solved = 0;
   for (auto _ : state) {
     for (u64 seed = first; seed < first + static_cast<u64>(state.range(3)); ++seed) {
-      const PlanRequest request =
-          testing::small_request(seed, {state.range(0), state.range(1), state.range(2)});
+      const PlanRequest request = request_of(seed, {state.range(0), state.range(1), state.range(2)});
       const std::optional<double> gap =
-          testing::gap_to_optimum(request, find_plan(request), kTolerance, state.range(5));
+          testing::gap_to_optimum<Oracle>(request, find_plan(request), kTolerance, state.range(5));
       if (!gap) continue;
       worst = std::max(worst, *gap);
       near += *gap <= 0.02;
@@ -74,7 +74,14 @@ void oracle(benchmark::State& state) {
   state.counters["worst_percent"] = 100 * worst;
 }
 
-BENCHMARK(oracle)
+BENCHMARK_CAPTURE(oracle<testing::StageOracle>, stages, testing::small_pipeline_request)
+    ->ArgNames({"layers", "experts", "devices", "instances", "first_seed", "most_simulated"})
+    ->Args({2, 4, 3, 100, 1, 20000})
+    ->Args({4, 4, 4, 100, 1, 20000})
+    ->Iterations(1)
+    ->Unit(benchmark::kSecond);
+
+BENCHMARK_CAPTURE(oracle<testing::PlanOracle>, one_stage, testing::small_request)
     ->ArgNames({"layers", "experts", "devices", "instances", "first_seed", "most_simulated"})
     ->Args({2, 4, 3, 500, 1, 20000})
     ->Args({2, 4, 3, 500, 11000, 20000})

@@ -209,11 +209,12 @@ class PlanOracle {
 /// How much slower the planner's best is than the optimum of the family; 0 also when it is faster. Gaps below
 /// `tolerance` take less time to rule out than to measure: they are reported as `tolerance`. Empty when the
 /// oracle gave up after `most_simulated` simulations.
-inline std::optional<double> gap_to_optimum(const PlanRequest& request, const PlanResult& result,
-                                            double tolerance = 0,
-                                            i64 most_simulated = std::numeric_limits<i64>::max()) {
+template <class Oracle = PlanOracle>
+std::optional<double> gap_to_optimum(const PlanRequest& request, const PlanResult& result,
+                                     double tolerance = 0,
+                                     i64 most_simulated = std::numeric_limits<i64>::max()) {
   const Seconds step = result.best().prediction.step;
-  PlanOracle oracle(request, step / (1 + tolerance));
+  Oracle oracle(request, step / (1 + tolerance));
   oracle.limit(most_simulated);
   const Seconds best = oracle.best();
   if (!oracle.solved()) return {};

@@ -27,6 +27,22 @@ std::vector<i64> microbatch_counts(const PlanRequest& request) {
   return thin(counts, large ? kFewCounts : kCounts);
 }
 
+/// As the strategy makes it. In a small cluster also with more microbatches at once: closed forms leave out
+/// some that there is room for.
+void add_plans(const Rates& rates, const Strategy& strategy, const StrategyRequest& ask,
+               std::vector<std::pair<Seconds, Plan>>& out) {
+  const PlanRequest& request = rates.request();
+  Plan plan = strategy.make(request.model, request.cluster, ask);
+  take_dtypes(plan, blank_plan(request, plan.recompute));
+  const auto add = [&] { out.emplace_back(lane_bound(rates, plan), plan); };
+  add();
+  if (request.cluster.num_devices() > kSmallCluster) return;
+  plan.shard_optimizer = request.limits.shard_optimizer;
+  plan.window =
+      traits_of(plan.order).zero_window_is_all ? 0 : std::min<i32>(2, static_cast<i32>(ask.microbatches));
+  for (const Recompute recompute : {Recompute::kOff, Recompute::kLocal}) plan.recompute = recompute, add();
+}
+
 }  // namespace
 
 std::vector<std::pair<Seconds, Plan>> fixed_plans(const Rates& rates, const Strategy& strategy) {
@@ -38,12 +54,12 @@ std::vector<std::pair<Seconds, Plan>> fixed_plans(const Rates& rates, const Stra
   ask.sequences = request.sequences;
   ask.dtype = request.dtype;
   ask.trained = rates.trained();
+  const bool staged = strategy.cut == Cut::kStages;
+  const i64 most_stages = staged ? std::min<i64>(request.cluster.num_devices(), request.model.num_layers) : 0;
   for (const i64 count : microbatch_counts(request)) {
     ask.microbatches = count;
-    Plan plan = strategy.make(request.model, request.cluster, ask);
-    take_dtypes(plan, blank_plan(request, plan.recompute));
-    const Seconds bound = lane_bound(rates, plan);
-    out.emplace_back(bound, std::move(plan));
+    for (ask.stages = staged ? 2 : 0; ask.stages <= most_stages; ++ask.stages)
+      add_plans(rates, strategy, ask, out);
   }
   return out;
 }

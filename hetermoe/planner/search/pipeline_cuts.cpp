@@ -18,13 +18,23 @@ constexpr i64 kWorthRest = 8;           ///< a rest of less than such a part of 
 constexpr i64 kFewGroups = 8;           ///< up to so many are tried whether or not they divide
 constexpr std::size_t kMostSizes = 16;  ///< of stages on one set of devices
 constexpr std::size_t kManyClasses = 3;
+constexpr std::size_t kPermuted = 3;  ///< classes of a small cluster
 
 using Order = std::vector<std::size_t>;  ///< classes as they follow each other along a pipeline
 
-/// Each set of classes, in the order of advantage and the other way round.
-std::vector<Order> class_orders(const std::vector<ClassSet>& sets) {
+/// Each set of classes, in the order of advantage and the other way round; few classes of few devices in
+/// every order.
+std::vector<Order> class_orders(const std::vector<ClassSet>& sets, bool every) {
   std::vector<Order> all;
   for (const ClassSet& set : sets) {
+    Order order = set;
+    if (every && set.size() <= kPermuted) {
+      std::sort(order.begin(), order.end());
+      do {
+        all.push_back(order);
+      } while (std::next_permutation(order.begin(), order.end()));
+      continue;
+    }
     all.push_back(set);
     if (set.size() > 1) all.emplace_back(set.rbegin(), set.rend());
   }
@@ -228,7 +238,7 @@ std::vector<Stages> stage_cuts(const Rates& rates, const std::vector<i64>& devic
   for (std::size_t c = 0; c < devices.size(); ++c)
     if (devices[c] > 0) used.push_back(c);
   std::vector<Stages> all;
-  for (const Order& order : class_orders({used})) {
+  for (const Order& order : class_orders({used}, rates.request().cluster.num_devices() <= kSmallCluster)) {
     for (Stages& stages : StageCutter(rates, order, devices).all()) all.push_back(std::move(stages));
   }
   return all;

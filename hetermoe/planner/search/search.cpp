@@ -8,16 +8,18 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/cost/memory_estimate.h"
+#include "hetermoe/planner/estimate/host_use.h"
 #include "hetermoe/planner/request_check.h"
 #include "hetermoe/planner/search/advice.h"
 #include "hetermoe/planner/search/climb.h"
 #include "hetermoe/planner/search/cluster_part.h"
 #include "hetermoe/planner/search/fixed_plans.h"
 #include "hetermoe/planner/search/good_sequences.h"
-#include "hetermoe/planner/search/interleave.h"
 #include "hetermoe/planner/search/layer_residence.h"
 #include "hetermoe/planner/search/leave_out.h"
 #include "hetermoe/planner/search/mixed_stages.h"
+#include "hetermoe/planner/search/node_stages.h"
+#include "hetermoe/planner/search/pipeline_layers.h"
 #include "hetermoe/planner/search/pipeline_shapes.h"
 #include "hetermoe/planner/search/result.h"
 #include "hetermoe/planner/search/search.h"
@@ -36,9 +38,11 @@ constexpr i64 kNoLimit = 1 << 30;
 constexpr double kBinds = 0.995;        ///< a bound binds when estimates without it are lower by more
 constexpr i64 kPipelines = 16;          ///< that are simulated
 constexpr i64 kBoundedPlans = 8;        ///< with several types in a stage, or depth groups, likewise
-constexpr i64 kPipelinesAlike = 3;      ///< of as many stages in as many groups
+constexpr i64 kPipelinesAlike = 3;      ///< of the same classes, stage by stage, in as many groups
 constexpr double kPipelineRatio = 1.1;  ///< estimate over the best step, of those that are
-constexpr i64 kGoodSequences = 8;       ///< such a part of the budget for each number of sequences near it
+constexpr double kFewDevicesRatio =
+    1.4;  ///< likewise in small clusters, where stages of one device have short steps
+constexpr i64 kGoodSequences = 8;  ///< such a part of the budget for each number of sequences near it
 constexpr Seconds kNever = std::numeric_limits<Seconds>::infinity();
 constexpr i64 kFewDevicesToVary = 64;  ///< of clusters where single layers of pipelines are moved
 constexpr i64 kMostNearby = 300;       ///< devices of a cluster whose parts are searched, too
@@ -127,7 +131,7 @@ class Search {
   /// room for these: whole nodes alone, and a number of sequences that divides well, leave the search less to
   /// tell apart.
   void search_nearby() {
-    if (request_.cluster.num_devices() > kMostNearby) return;
+    if (request_.cluster.num_devices() > kMostNearby || is_beyond_all_memory(request_)) return;
     const Plan best = has_best() ? evaluator_.plan_of(evaluator_.best()) : Plan();
     for (const std::vector<DeviceId>& outside : devices_to_leave_out(request_.cluster, best)) {
       const ClusterPart part = part_without(request_.cluster, outside);
@@ -311,6 +315,8 @@ class Search {
   void simulate_fixed() {
     simulate_fixed("ep", named_.ep);
     simulate_fixed("single", named_.single);
+    i64 pipeline = evaluator_.best();  // whose stages may have devices of several nodes
+    if (request_.cluster.num_devices() <= kSmallCluster && has_best()) simulate_fixed("pp_ep", pipeline);
   }
 
   void simulate_fixed(const std::string& name, i64& kept) {
@@ -331,60 +337,40 @@ class Search {
     const i64 budget = evaluator_.budget();
     const PipelineRanking ranking = rank_pipelines(evaluator_.rates(), has_best() ? best_step() : kNever);
     num_pipelines_ = ranking.num_weighed;
+    const double ratio = request_.cluster.num_devices() <= kSmallCluster ? kFewDevicesRatio : kPipelineRatio;
     i64 left = kPipelines;
-    const PipelineShape* best = nullptr;
-    std::map<std::pair<i64, std::size_t>, i64> alike;
+    std::map<std::pair<i64, std::vector<std::size_t>>, i64> alike;
     for (const PipelineShape& shape : ranking.shapes) {
-      const bool may_win = !has_best() || shape.estimate < kPipelineRatio * best_step();
+      const bool may_win = !has_best() || shape.estimate < ratio * best_step();
       if (left == 0 || evaluator_.budget() <= 0 || !may_win) break;
-      i64& count = alike[{shape.order.groups, shape.stages.size()}];
+      i64& count = alike[{shape.order.groups, classes_of(shape)}];
       if (count >= kPipelinesAlike) continue;
-      const i64 index = evaluator_.evaluate(make_pipeline(evaluator_.rates(), shape));
-      if (index < 0) continue;
-      --left, ++count;
-      if (index == evaluator_.best()) best = &shape;
+      if (evaluator_.evaluate(make_pipeline(evaluator_.rates(), shape)) >= 0) --left, ++count;
     }
-    if (best != nullptr && request_.cluster.num_devices() <= kFewDevicesToVary) vary(*best, ranking.shapes);
     if (evaluator_.empty() && !ranking.shapes.empty()) {
       evaluator_.forget_budget();  // one is better than none
       for (std::size_t i = 0; i < ranking.shapes.size() && !has_best(); ++i)
         evaluator_.evaluate(make_pipeline(evaluator_.rates(), ranking.shapes[i]));
     }
     simulate_mixed_stages();
+    if (request_.cluster.num_devices() <= kFewDevicesToVary) evaluate_borders(evaluator_, request_.model);
     simulate_depth();
     evaluate_teams(evaluator_);
     evaluate_interleaved(evaluator_, request_.model);
     evaluator_.add_budget(std::min(budget - evaluator_.budget(), evaluator_.whole_budget() / 4));
   }
 
-  /// Single layers of the best pipeline go over to the stage before or after, and its microbatches become
-  /// those of others of `all`, as long as that is faster: splits do not know where the step waits for its
-  /// first and its last microbatches.
-  void vary(PipelineShape shape, const std::vector<PipelineShape>& all) {
-    bool faster = true;
-    const auto try_with = [&](const PipelineShape& like, const std::vector<i64>& layers) {
-      if (evaluator_.budget() <= 0) return;
-      std::optional<PipelineShape> next = with_layers(evaluator_.rates(), like, layers);
-      if (!next) return;
-      const Seconds before = best_step();
-      evaluator_.evaluate(make_pipeline(evaluator_.rates(), *next));
-      if (best_step() < before) shape = std::move(*next), faster = true;
-    };
-    while (std::exchange(faster, false)) {
-      for (const PipelineShape& other : all)
-        if (other.stages == shape.stages && other.groups == shape.groups) try_with(other, shape.layers);
-      for (std::size_t s = 1; s < shape.stages.size(); ++s) {
-        for (const i64 more : {1, -1}) {
-          std::vector<i64> layers = shape.layers;
-          layers[s - 1] -= more, layers[s] += more;
-          try_with(shape, layers);
-        }
-      }
-    }
+  /// [stage]
+  static std::vector<std::size_t> classes_of(const PipelineShape& shape) {
+    std::vector<std::size_t> classes;
+    for (const StageDevices& stage : shape.stages) classes.push_back(stage.cls);
+    return classes;
   }
 
-  /// Where a pipeline is best, or nothing has room without one, types may also meet inside of stages.
+  /// Types may also meet inside of stages: on each node of mixed ones, and where a pipeline is best or
+  /// nothing has room without one.
   void simulate_mixed_stages() {
+    simulate_bounded(node_pipelines(evaluator_.rates(), has_best() ? best_step() : kNever));
     if (has_best() && !evaluator_.is_pipeline(evaluator_.best())) return;
     simulate_bounded(mixed_pipelines(evaluator_.rates(), has_best() ? best_step() : kNever));
   }

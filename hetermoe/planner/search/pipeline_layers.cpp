@@ -1,4 +1,4 @@
-#include "hetermoe/planner/search/interleave.h"
+#include "hetermoe/planner/search/pipeline_layers.h"
 
 #include <algorithm>
 #include <set>
@@ -61,7 +61,36 @@ bool interleave(Group& group, const ModelConfig& model, i64 chunks) {
   return true;
 }
 
+bool move_layer(Group& group, const ModelConfig& model, std::size_t from, std::size_t to) {
+  const PipelineStages stages = pipeline_stages(group);
+  if (stages.chunks() > 1 || std::max(from, to) >= idx(stages.size())) return false;
+  const std::vector<std::vector<LayerPlacement>> of_stage = layers_of_stages(group, stages);
+  if (of_stage[from].size() < 2) return false;
+  // The layer of `to` beside the border says who computes and what recomputes.
+  const std::size_t border = idx(stages.first_layer[std::max(from, to)]);
+  const std::size_t moved = from < to ? border - 1 : border;
+  LayerPlacement layer = group.layers[from < to ? border : border - 1];
+  if (!take_owners(layer, of_stage[to], model.is_moe(static_cast<i64>(moved)))) return false;
+  group.layers[moved] = std::move(layer);
+  return true;
+}
+
+/// Equal for pipelines of which one comes from the other by moving layers: window, and of each group
+/// microbatches and the first device with attention of each stage.
+std::vector<i64> kind_of(const Plan& plan) {
+  std::vector<i64> kind = {plan.window};
+  for (const Group& group : plan.groups) {
+    kind.push_back(static_cast<i64>(group.microbatches.size()));
+    for (const i32 first : pipeline_stages(group).first_layer)
+      kind.push_back(group.layers[idx(first)].attention[0][0].device);
+  }
+  return kind;
+}
+
 constexpr i64 kChunks[] = {2, 3, 4};
+constexpr std::size_t kBorderKinds = 8;         ///< the fastest pipeline of each
+constexpr i64 kBorderBudget = 8;                ///< such a part of the whole
+constexpr double kMaxBorderStepRatio = 1.15;    ///< of their steps to the best one
 constexpr std::size_t kPipelineKinds = 3;       ///< of groups and stages, the fastest pipeline of each
 constexpr double kMaxPipelineStepRatio = 1.06;  ///< of their steps to that of the fastest pipeline
 
@@ -103,6 +132,49 @@ void evaluate_interleaved(Evaluator& evaluator, const ModelConfig& model) {
     const Plan plan = evaluator.plan_of(index);
     if (kinds.insert({plan.groups.size(), stage_layers(plan.groups[0]).size()}).second)
       evaluate_interleaved(evaluator, model, plan);
+  }
+}
+
+std::optional<Plan> with_layer_moved(const Plan& plan, const ModelConfig& model, std::size_t from,
+                                     std::size_t to) {
+  if (!traits_of(plan.order).has_stages) return {};
+  Plan out = plan;
+  for (Group& group : out.groups)
+    if (!move_layer(group, model, from, to)) return {};
+  return out;
+}
+
+namespace {
+
+/// Climbs from one plan.
+void move_borders(Evaluator& evaluator, const ModelConfig& model, Plan plan, Seconds step, i64 least_budget) {
+  const std::size_t stages = stage_layers(plan.groups[0]).size();
+  bool faster = true;
+  while (std::exchange(faster, false)) {
+    for (std::size_t s = 0; s + 1 < 2 * stages - 1; ++s) {  // each border one way and the other
+      const std::size_t left = s / 2, from = s % 2 == 0 ? left : left + 1, to = s % 2 == 0 ? left + 1 : left;
+      std::optional<Plan> next = with_layer_moved(plan, model, from, to);
+      if (!next || evaluator.budget() <= least_budget) continue;
+      const i64 index = evaluator.evaluate(*next);
+      if (index < 0 || evaluator.step_of(index) >= step) continue;
+      step = evaluator.step_of(index), plan = *std::move(next), faster = true;
+    }
+  }
+}
+
+}  // namespace
+
+void evaluate_borders(Evaluator& evaluator, const ModelConfig& model) {
+  if (evaluator.empty()) return;
+  std::set<std::vector<i64>> kinds;
+  const i64 least_budget = std::max<i64>(0, evaluator.budget() - evaluator.whole_budget() / kBorderBudget);
+  const Seconds most = kMaxBorderStepRatio * evaluator.step_of(evaluator.best());
+  for (const i64 index : evaluator.by_step()) {
+    if (kinds.size() == kBorderKinds || evaluator.step_of(index) > most) return;
+    if (!evaluator.is_pipeline(index)) continue;
+    const Plan plan = evaluator.plan_of(index);
+    if (kinds.insert(kind_of(plan)).second)
+      move_borders(evaluator, model, plan, evaluator.step_of(index), least_budget);
   }
 }
 
