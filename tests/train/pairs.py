@@ -49,6 +49,7 @@ FEATURES = {
     "masked documents": {"data.documents": "masked"},
     "weights after": {"plan.weight_gradients": "after"},
     "select": {"plan.recompute": "select"},
+    "combine to next": {"plan.combine_to": "next"},
     "bf16": {"plan.attention_dtype": "bf16", "plan.expert_dtype": "bf16", "plan.wire_dtype": "bf16"},
     "fp8 rows": {"plan.wire_dtype": "fp8_row"},
     "capacity": {"train.capacity_factor": 1.0},

@@ -279,12 +279,12 @@ Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& c
   request.seq_len = job.train.seq_len;
   request.sequences = job.train.sequences;
   request.microbatches = job.train.microbatches;
-  request.attention = options.attention;
-  request.experts = options.experts;
+  request.attention = options.attention, request.experts = options.experts;
   request.attention_weights = options.attention_weights;
   request.expert_weights = options.expert_weights;
   request.window = options.window;
   request.dtype = emulated_dtype(job, options.attention_dtype.value_or(Dtype::kFp32));
+  request.combine_to = options.combine_to;
   request.staleness = job.train.staleness;
   request.offload = options.offload;
   const StepOptions step = step_options(job, model);
