@@ -2,6 +2,8 @@
 
 #include "hetermoe/ops/exchange.h"
 #include "tests/equivalence/against_reference.h"
+#include "tests/equivalence/ran_step.h"
+#include "tests/support/tally_plan.h"
 
 // Results of experts that go to the devices of the next layer (CombineTo::kNext) give the gradients of the
 // reference.
@@ -50,6 +52,25 @@ TEST(CombineToNext, RandomPlansGiveTheGradientsOfTheReference) {
   EXPECT_GT(replicas, 5);
   EXPECT_GT(owners_receive, 20);
   EXPECT_GT(chunks, 20);
+}
+
+/// Copies of experts are divided by replayed choices: who returns what follows from the division.
+TEST(CombineToNext, ForeseenCountsGiveTheGradientsOfTheReference) {
+  i64 runs = 0, replicas = 0;
+  for (u64 seed = 7000; runs < 12; ++seed) {
+    RandomCase c = random_case(seed);
+    if (combine_to_next(c) == 0 || !use_tally(c.plan, c.model)) continue;
+    c.plan.tally = false, c.plan.foreseen = true;
+    const std::vector<at::Tensor> choices = random_choices(c.plan, c.model, seed);
+    if (!validate(c.plan, c.model, c.cluster).empty()) continue;
+    use_fp64(c.plan);
+    const Ran got = run_step(c.model, c.cluster, c.plan, c.step, choices);
+    EXPECT_LE(got.difference.max(), kTolerance) << describe(c) << " " << got.difference.worst;
+    ++runs;
+    for (const State& state : build_schedule(c.plan, c.model, c.step).states)
+      replicas += state.part == State::Part::kExperts && state.devices.size() > 1 ? 1 : 0;
+  }
+  EXPECT_GT(replicas, 5);
 }
 
 /// Stages and interleaved stages have their moves between layers, too.

@@ -207,7 +207,7 @@ TEST(MeasuredMemory, IsTheModelsWhereResultsGoToTheNextLayer) {
       }
     }
   }
-  EXPECT_LE(worst[1], 0.02);
+  EXPECT_LE(worst[1], 0.03);
   std::cout << fmt::format("[          ] the model is off by {:.2f} % at worst, by the source {:.2f} %\n",
                            100 * worst[1], 100 * worst[0]);
 }
