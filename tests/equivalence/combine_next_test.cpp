@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "hetermoe/kernels/host_kernels.h"
 #include "hetermoe/ops/exchange.h"
 #include "tests/equivalence/against_reference.h"
 #include "tests/equivalence/ran_step.h"
@@ -125,25 +126,35 @@ std::string error_with(const HookedTransport::Hook& on_send) {
 }
 
 /// What is added in which order is the same.
-TEST(CombineToNext, GivesTheBitsOfTheWayByTheSource) {
+void check_bits() {
   const ModelConfig model = load_model("tiny");
   const Cluster cluster = make_cluster(6);
   Plan plan = deep_plan(model, cluster);
   plan.dtype.assign(plan.dtype.size(), Dtype::kFp32);
   plan.wire_forward = plan.wire_backward = Wire::kFp32;
-  TensorsByName gradients[2];
-  double losses[2];
-  for (const CombineTo to : {CombineTo::kSource, CombineTo::kNext}) {
-    const auto i = static_cast<std::size_t>(to);
-    plan.combine_to = to;
-    Rig rig(model, cluster, plan);
-    rig.load(lively_values(model));
-    losses[i] = rig.executor().run(random_input(plan, model)).loss;
-    gradients[i] = rig.gradients();
+  for (const i32 chunks : {1, 2}) {
+    plan.chunks = chunks, plan.row_dedup = chunks == 1;
+    TensorsByName gradients[2];
+    double losses[2];
+    for (const CombineTo to : {CombineTo::kSource, CombineTo::kNext}) {
+      const auto i = static_cast<std::size_t>(to);
+      plan.combine_to = to;
+      Rig rig(model, cluster, plan);
+      rig.load(lively_values(model));
+      losses[i] = rig.executor().run(random_input(plan, model)).loss;
+      gradients[i] = rig.gradients();
+    }
+    EXPECT_EQ(losses[0], losses[1]);
+    for (const auto& [name, gradient] : gradients[0])
+      EXPECT_TRUE(at::equal(gradient, gradients[1].at(name))) << name;
   }
-  EXPECT_EQ(losses[0], losses[1]);
-  for (const auto& [name, gradient] : gradients[0])
-    EXPECT_TRUE(at::equal(gradient, gradients[1].at(name))) << name;
+}
+
+TEST(CombineToNext, GivesTheBitsOfTheWayByTheSource) { check_bits(); }
+/// As on a GPU, where tables are made on the device.
+TEST(CombineToNext, GivesTheBitsOfTheWayByTheSourceWithKernels) {
+  const kernels::HostKernels on;
+  check_bits();
 }
 
 /// A residual stream without the owners of its tokens' choices is not taken.
