@@ -182,9 +182,10 @@ std::vector<std::string> notes_of(const Simulated& result) {
   return out;
 }
 
-std::vector<std::string> warnings_of(const Simulated& result) {
-  std::string warning = round_warning(result.plan);
-  return warning.empty() ? std::vector<std::string>{} : std::vector{std::move(warning)};
+std::vector<std::string> warnings_of(const Simulated& result, const Cluster& cluster) {
+  std::vector<std::string> warnings = {round_warning(result.plan), other_devices_note(result.plan, cluster)};
+  std::erase(warnings, "");
+  return warnings;
 }
 
 /// assumed: what of the links is assumed; empty = nothing.
@@ -213,7 +214,7 @@ Json result_json(const Simulated& result, const Cluster& cluster, const std::str
                {"tokens_per_s", result.tokens_per_s},
                {"overfilled", overfilled(result, cluster)},
                {"notes", notes_of(result)},
-               {"warnings", warnings_of(result)},
+               {"warnings", warnings_of(result, cluster)},
                {"num_ops", result.schedule.num_ops()},
                {"schedule_hash", fmt::format("{:016x}", hash(result.schedule))},
                {"devices", devices},
@@ -273,7 +274,8 @@ void print_simulated(const Simulated& result, const Cluster& cluster, const std:
   std::cout << fmt::format("simulated step {}, {} tokens/s; {}\n{}\n", format_seconds(result.timeline.step),
                            format_count(result.tokens_per_s), emulation_text(result),
                            assumed.empty() ? "" : assumed + ".\n");
-  for (const std::string& warning : warnings_of(result)) std::cout << "warning: " << warning << "\n\n";
+  for (const std::string& warning : warnings_of(result, cluster))
+    std::cout << "warning: " << warning << "\n\n";
   print_turns(result.plan);
   print_devices(result, cluster);
   for (const std::string& note : notes_of(result)) std::cout << "note: " << note << "\n";

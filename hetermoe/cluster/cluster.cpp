@@ -327,6 +327,16 @@ Bytes Cluster::memory_bytes(PlaceId place) const {
   return host ? host->memory_bytes() : 0;
 }
 
+std::string Cluster::types_text() const {
+  std::string text;
+  for (std::size_t first = 0, end = 0; first < devices.size(); first = end) {
+    while (end < devices.size() && devices[end].type == devices[first].type) ++end;
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", end - first,
+                        type_of(static_cast<DeviceId>(first)).name);
+  }
+  return text;
+}
+
 std::string Cluster::device_name(PlaceId place) const {
   if (place >= num_devices()) return "host of " + nodes[idx(node_of(place))].name;
   const DeviceId number = devices[idx(place)].number;

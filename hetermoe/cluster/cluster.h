@@ -142,6 +142,8 @@ struct Cluster {
     return types[static_cast<std::size_t>(devices[static_cast<std::size_t>(device)].type)];
   }
   std::vector<DeviceId> devices_of_type(i32 type) const;
+  /// "4 A40, 4 V100, 4 A40": the types of the devices in their order.
+  std::string types_text() const;
   std::string device_name(PlaceId place) const;  ///< "V100#3": type and DeviceId; "host of node0"
 };
 

@@ -41,21 +41,24 @@ at::Tensor decode_fp8_row(const at::Tensor& received_RB, at::ScalarType dtype) {
 
 }  // namespace
 
-at::ScalarType scalar_type(Wire wire) {
-  switch (wire) {
-    case Wire::kFp64:
+at::ScalarType scalar_type(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kFp64:
       return at::kDouble;
-    case Wire::kFp32:
+    case Dtype::kFp32:
       return at::kFloat;
-    case Wire::kBf16:
+    case Dtype::kBf16:
       return at::kBFloat16;
-    case Wire::kFp16:
+    case Dtype::kFp16:
       return at::kHalf;
-    case Wire::kFp8Row:
-      break;
   }
-  HM_CHECK(false, "{} has no type of its own", name_of(wire));
-  return at::kFloat;
+  HM_CHECK(false, "dtype of no name");
+}
+
+at::ScalarType scalar_type(Wire wire) {
+  const std::optional<Dtype> dtype = dtype_of(wire);
+  HM_CHECK(dtype, "{} has no type of its own", name_of(wire));
+  return scalar_type(*dtype);
 }
 
 MessageShape::Part encoded_part(Wire wire, i64 rows, i64 width) {

@@ -5,6 +5,7 @@
 // Rows as they travel, and back. Suffixes: R rows, D numbers of a row, B bytes of a row.
 namespace hetermoe {
 
+at::ScalarType scalar_type(Dtype dtype);
 /// In what numbers travel without scales; HM_CHECK fails for a wire with scales.
 at::ScalarType scalar_type(Wire wire);
 

@@ -4,20 +4,6 @@
 
 namespace hetermoe {
 
-at::ScalarType scalar_type(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kFp64:
-      return at::kDouble;
-    case Dtype::kFp32:
-      return at::kFloat;
-    case Dtype::kBf16:
-      return at::kBFloat16;
-    case Dtype::kFp16:
-      return at::kHalf;
-  }
-  HM_CHECK(false, "dtype of no name");
-}
-
 StorageOptions storage_options(const Plan& plan, DeviceId device, c10::Device where) {
   const auto num_devices = static_cast<DeviceId>(plan.dtype.size());
   if (device >= num_devices) device = user_of_host(plan, device - num_devices);

@@ -1,4 +1,5 @@
 #pragma once
+#include "hetermoe/comm/codec.h"
 #include "hetermoe/exec/parameter_store.h"
 
 namespace hetermoe {
@@ -39,7 +40,6 @@ class DeviceState {
   ParameterStore store_;
 };
 
-at::ScalarType scalar_type(Dtype dtype);
 /// Of what a device or host of a plan keeps, in memory of `where`. A host has the dtype of its devices.
 StorageOptions storage_options(const Plan& plan, PlaceId device, c10::Device where = c10::Device(at::kCPU));
 

@@ -111,7 +111,7 @@ at::Tensor OpContext::merged(const Op& op, i32 layer) {
 
 at::Tensor OpContext::take_input(const Op& op, i32 layer) {
   LayerSlot& slot = slots.layer(layer, op.microbatch);
-  if (layer > 0 && !p.moves_into(op.group, layer, op.microbatch)) slot.hidden = merged(op, layer);
+  if (p.merges_at(op.group, layer, op.microbatch)) slot.hidden = merged(op, layer);
   return slot.hidden;
 }
 

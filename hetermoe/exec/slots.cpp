@@ -27,7 +27,7 @@ Released take_all(Held&... held) {
 Released take_routing(LayerSlot& slot) {
   std::vector<Released> of_chunks;
   for (ChunkSlot& chunk : slot.chunks) of_chunks.push_back(take_all(chunk.routed));
-  return take_all(slot.topk, slot.weights, of_chunks);
+  return take_all(slot.topk, slot.weights, slot.owner_TK, slot.next_CSO, of_chunks);
 }
 
 /// Those that take() hands over.
@@ -166,7 +166,7 @@ std::vector<std::string> Slots::held() const {
     check_team(l, check);
     check(l.residual.defined(), "residual");
     check(l.send.defined(), "send");
-    check(l.topk.defined() || l.weights.defined(), "routing");
+    check(l.topk.defined() || l.weights.defined() || l.owner_TK.defined(), "routing");
     check(l.tally != nullptr, "tally");
     check(l.guests.down.defined(), "guest");
     check(!l.guest_grads.empty(), "guest_grad");
@@ -176,7 +176,7 @@ std::vector<std::string> Slots::held() const {
     check(l.d_hidden.defined(), "d_hidden");
     check(l.d_move.defined(), "d_move");
     for (const ChunkSlot& k : l.chunks) {
-      check(k.routed.begins.defined(), "send index");
+      check(k.routed.begins.defined() || !k.routed.send.empty(), "send index");
       check(k.rows.defined(), "rows");
       check(k.saved != nullptr || k.guests_saved != nullptr, "saved_experts");
       check(k.left != nullptr || k.guests_left != nullptr, "left_experts");

@@ -51,11 +51,14 @@ struct LayerSlot {
   at::Tensor hidden;  // kHidden
   at::Tensor away;    // its shape (a meta tensor) while it is on the host
   TeamSlot team;
-  at::Tensor attended, d_attended;        // kAttended, kDAttended: [own tokens, all heads * width]
-  at::Tensor d_input;                     // kDInput
-  at::Tensor residual;                    // kResidual
-  at::Tensor send;                        // kSend
-  at::Tensor topk, weights;               // kRouting
+  at::Tensor attended, d_attended;  // kAttended, kDAttended: [own tokens, all heads * width]
+  at::Tensor d_input;               // kDInput
+  at::Tensor residual;              // kResidual
+  at::Tensor send;                  // kSend
+  at::Tensor topk, weights;         // kRouting
+  // kRouting where results go to the next layer (ops/next_routing.h): owner of each choice, -1 = none; at a
+  // source also the rows of its segments, int32 [chunks * segments * owners].
+  at::Tensor owner_TK, next_CSO;
   std::shared_ptr<AttentionGraph> graph;  // kSavedAttention
   std::shared_ptr<AttentionLeft> left;    // kLeftAttention
   std::unique_ptr<DecidedSplit> tally;    // kTally

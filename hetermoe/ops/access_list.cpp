@@ -70,17 +70,17 @@ void AccessList::read_merged_input(i32 layer) {
 }
 
 void AccessList::read_input(i32 layer) {
-  if (layer == 0 || moves_into(layer, Phase::kForward)) {
-    add(Buffer::kHidden, Mode::kRead, layer);
-  } else {
+  if (p.merges_at(op.group, layer, op.microbatch)) {
     read_merged_input(layer);
     add(Buffer::kHidden, Mode::kWrite, layer);
+  } else {
+    add(Buffer::kHidden, Mode::kRead, layer);
   }
 }
 
 void AccessList::write_input_gradient(i32 layer) {
   if (!p.needs_input_gradient(layer)) return;
-  if (moves_into(layer, Phase::kBackward)) {
+  if (moves_into(layer, Phase::kBackward) && !joins_at(layer)) {
     add(Buffer::kDMove, Mode::kWrite, layer);
   } else {
     add(Buffer::kDHidden, Mode::kWrite, layer - 1);

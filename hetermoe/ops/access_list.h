@@ -34,6 +34,7 @@ class AccessList {
   bool moves_into(i32 layer, Phase phase) const {
     return p.moves_into(op.group, layer, op.microbatch, phase);
   }
+  bool joins_at(i32 layer) const { return p.joins_at(op.group, layer, op.microbatch); }
   Recompute recompute() const { return p.recompute(op.group, op.layer); }
   bool saves_activations() const { return keeps_activations(recompute()) && p.options().backward; }
   bool finds_activations() const { return !recomputes_inside(recompute(), is_moe()); }

@@ -86,7 +86,7 @@ void attention_work(const WorkModel& model, const ExchangeLoad*, ComputeWork& wo
   work.frozen = model.frozen_part(work.device, {UnitPart::kAttention, op.layer});
   work.of_team = model.placement().has_teams(op.group, op.layer);
   const bool merges =
-      looks_back(op) && !work.of_team && !model.placement().moves_into(op.group, op.layer, op.microbatch);
+      looks_back(op) && !work.of_team && model.placement().merges_at(op.group, op.layer, op.microbatch);
   model.add_tokens(work, merges ? std::optional(op.layer) : std::nullopt);
 }
 
@@ -131,7 +131,7 @@ void merge_accesses(AccessList& list) {
 }
 
 bool merges_in(const Op& op, const Placement& placement) {
-  return op.layer > 0 && placement.moves_into(op.group, op.layer, op.microbatch);
+  return op.layer > 0 && !placement.merges_at(op.group, op.layer, op.microbatch);
 }
 
 void merge_work(const WorkModel& model, const ExchangeLoad*, ComputeWork& work) {

@@ -5,6 +5,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/model/op_cost.h"
+#include "hetermoe/ops/exchange.h"
 #include "hetermoe/ops/two_level.h"
 
 namespace hetermoe {
@@ -52,12 +53,27 @@ void BufferSizes::add_margin(Traffic& traffic, const ExchangeLoad& load) const {
 }
 
 BufferSizes::Traffic BufferSizes::traffic(i32 layer, i32 microbatch, i32 chunk, DeviceId device) {
+  Op dispatch = combine_of(layer, microbatch, chunk, device);
+  dispatch.kind = OpKind::kDispatch;
+  return traffic(dispatch, device);
+}
+
+Op BufferSizes::combine_of(i32 layer, i32 microbatch, i32 chunk, DeviceId device) const {
   const i32 group = group_of_[idx(device)];
-  const ExchangeLoad& load = loads_.of(group, layer, microbatch, chunk);
-  const TokenRanges sources = placement_.ranges_with(group, layer, microbatch, device);
   const bool forward = placement_.has_range(group, layer, microbatch, device);
-  const std::vector<DeviceId>& owners =
-      placement_.owners(group, layer, microbatch, forward ? Phase::kForward : Phase::kBackward);
+  return {.kind = OpKind::kCombine,
+          .phase = forward ? Phase::kForward : Phase::kBackward,
+          .chunk = static_cast<std::int16_t>(chunk),
+          .group = static_cast<std::int16_t>(group),
+          .layer = layer,
+          .microbatch = microbatch};
+}
+
+BufferSizes::Traffic BufferSizes::traffic(const Op& op, DeviceId device) {
+  const Exchange exchange(op, placement_);
+  const ExchangeLoad& load = loads_.of(op.group, op.layer, op.microbatch, op.chunk);
+  const TokenRanges sources = exchange.sources();
+  const std::vector<DeviceId>& owners = exchange.owners();
   Traffic traffic;
   const auto owner = std::lower_bound(owners.begin(), owners.end(), device);
   if (owner != owners.end() && *owner == device) {
@@ -69,12 +85,18 @@ BufferSizes::Traffic BufferSizes::traffic(i32 layer, i32 microbatch, i32 chunk, 
   for (std::size_t s = 0; s < sources.size(); ++s) {
     if (sources.device(s) != device) continue;
     for (std::size_t o = 0; o < owners.size(); ++o) {
-      traffic.rows_as_source += load.rows_between(s, o);
-      traffic.copies_as_source += load.copies_between(s, o);
-      if (owners[o] == device) traffic.rows_kept += load.rows_between(s, o);
+      traffic.rows_as_source += exchange.rows_between(load, s, o);
+      if (!exchange.of_next()) traffic.copies_as_source += load.copies_between(s, o);
+      if (owners[o] == device) traffic.rows_kept += exchange.rows_between(load, s, o);
     }
   }
   return traffic;
+}
+
+bool BufferSizes::receives_next(i32 layer, i32 microbatch, DeviceId device) const {
+  const i32 group = group_of_[idx(device)];
+  return layer >= 0 && layer < placement_.num_layers() && placement_.joins_at(group, layer + 1, microbatch) &&
+         placement_.has_range(group, layer + 1, microbatch, device);
 }
 
 Bytes BufferSizes::of(const BufferKey& key, PlaceId place) {

@@ -58,6 +58,13 @@ class BufferSizes {
     double num_sources = 0;
   };
   Traffic traffic(i32 layer, i32 microbatch, i32 chunk, DeviceId device);
+  /// Of an op of an exchange: as source counts who has the tokens in the op (Exchange::sources).
+  Traffic traffic(const Op& op, DeviceId device);
+  /// A device of the layer after `layer` to which results go (Placement::joins_at); it has no tokens of
+  /// `layer` itself.
+  bool receives_next(i32 layer, i32 microbatch, DeviceId device) const;
+  /// The combine of a chunk.
+  Op combine_of(i32 layer, i32 microbatch, i32 chunk, DeviceId device) const;
   Traffic traffic(const BufferKey& key, DeviceId device) {
     return traffic(key.layer(), key.microbatch(), key.chunk(), device);
   }

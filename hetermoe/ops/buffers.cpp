@@ -12,15 +12,18 @@ constexpr Bytes kIdBytes = 8, kWeightBytes = 4;  // of an index and of a routing
 
 using Key = BufferKey;
 
+/// A device to which results of the layer go has those of the next layer.
 double tokens_of(const BufferSizes& s, const Key& k, PlaceId place) {
-  return s.tokens(k.layer(), k.microbatch(), place);
+  const bool next = s.receives_next(k.layer(), k.microbatch(), place);
+  return s.tokens(k.layer() + (next ? 1 : 0), k.microbatch(), place);
 }
 
 Bytes rows_of_tokens(BufferSizes& s, const Key& k, PlaceId place) {
   return tokens_of(s, k, place) * s.row(place);
 }
 Bytes residual(BufferSizes& s, const Key& k, PlaceId place) {
-  return s.saves_residual(k.layer(), place) ? 0 : rows_of_tokens(s, k, place);
+  const bool next = s.receives_next(k.layer(), k.microbatch(), place);
+  return s.saves_residual(k.layer(), place) && !next ? 0 : rows_of_tokens(s, k, place);
 }
 Bytes send(BufferSizes& s, const Key& k, PlaceId place) {
   return s.saves_send(k.layer(), place) ? 0 : rows_of_tokens(s, k, place);
@@ -54,9 +57,19 @@ Bytes saved_scores(BufferSizes& s, const Key& k, PlaceId place) {
 Bytes move_out(BufferSizes& s, const Key& k, PlaceId place) {
   return s.tokens(k.layer() - 1, k.microbatch(), place) * s.row(place);
 }
+/// Where results go to the next layer: owners of choices, and the tokens of the rows that come.
+Bytes next_routing(BufferSizes& s, const Key& k, PlaceId place) {
+  Bytes indices = 0;
+  for (i32 chunk = 0; s.placement().is_moe(k.layer()) && chunk < s.placement().plan().chunks; ++chunk)
+    indices += s.traffic(s.combine_of(k.layer(), k.microbatch(), chunk, place), place).rows_as_source;
+  return tokens_of(s, k, place) * owners_bytes(s.model()) + indices * kIdBytes;
+}
 /// With the tables of what a source sends.
 Bytes routing(BufferSizes& s, const Key& k, PlaceId place) {
+  if (s.receives_next(k.layer(), k.microbatch(), place)) return next_routing(s, k, place);
   Bytes indices = 0;
+  if (s.placement().joins_at(s.group_of(place), k.layer() + 1, k.microbatch()))
+    indices = tokens_of(s, k, place) * owners_bytes(s.model());
   for (i32 chunk = 0; s.placement().is_moe(k.layer()) && chunk < s.placement().plan().chunks; ++chunk) {
     const BufferSizes::Traffic t = s.traffic(k.layer(), k.microbatch(), chunk, place);
     indices += send_index_bytes(t.rows_as_source, t.copies_as_source);
@@ -73,7 +86,8 @@ Bytes left_attention(BufferSizes& s, const Key& k, PlaceId place) {
 /// Rows and copies between each two devices.
 Bytes load(BufferSizes& s, const Key& k, PlaceId place) {
   const ExchangeLoad& load = s.loads().of(s.group_of(place), k.layer(), k.microbatch(), k.chunk());
-  return static_cast<double>(load.num_sources() * load.num_owners()) * 2 * kIdBytes;
+  return static_cast<double>((2 * load.num_sources() + load.next_tokens.size()) * load.num_owners()) *
+         kIdBytes;
 }
 Bytes received(BufferSizes& s, const Key& k, PlaceId place) {
   const BufferSizes::Traffic t = s.traffic(k, place);
@@ -91,11 +105,13 @@ Bytes owner_rows(BufferSizes& s, const Key& k, PlaceId place) {
 Bytes owner_gradients(BufferSizes& s, const Key& k, PlaceId place) {
   return owner_rows(s, k, place) + s.traffic(k, place).copies_as_owner * kWeightBytes;
 }
-Bytes source_rows(BufferSizes& s, const Key& k, PlaceId place) {
-  return s.traffic(k, place).rows_as_source * s.row(place);
+Bytes returned(BufferSizes& s, const Key& k, PlaceId place) {
+  const Op combine = s.combine_of(k.layer(), k.microbatch(), k.chunk(), place);
+  return s.traffic(combine, place).rows_as_source * s.row(place);
 }
 Bytes source_gradients(BufferSizes& s, const Key& k, PlaceId place) {
-  return source_rows(s, k, place) + s.traffic(k, place).copies_as_source * kWeightBytes;
+  const BufferSizes::Traffic t = s.traffic(k, place);
+  return t.rows_as_source * s.row(place) + t.copies_as_source * kWeightBytes;
 }
 /// One for each sequence, part of the load-balancing loss, and expert.
 double counts_of_sequences(const BufferSizes& s, const Key& k, PlaceId place) {
@@ -169,7 +185,7 @@ constexpr std::array<BufferRow, kNumBuffers> kBufferRows = {{
     {Buffer::kSavedExperts, "saved_experts", KeyShape::kOfChunk, kStep, kSaved, saved_experts},
     {Buffer::kLeftExperts, "left_experts", KeyShape::kOfChunk, kStep, kSaved, left_experts},
     {Buffer::kOut, "out", KeyShape::kOfChunk, kStep, kFlies, owner_rows},
-    {Buffer::kReturned, "returned", KeyShape::kOfChunk, kStep, kFlies, source_rows},
+    {Buffer::kReturned, "returned", KeyShape::kOfChunk, kStep, kFlies, returned},
     {Buffer::kMoveOut, "move_out", KeyShape::kOfLayer, kStep, kFlies, move_out},
     {Buffer::kDHidden, "d_hidden", KeyShape::kOfLayer, kStep, kFlies, rows_of_tokens},
     {Buffer::kDOut, "d_out", KeyShape::kOfChunk, kStep, kFlies, owner_rows},

@@ -1,6 +1,7 @@
 #include "hetermoe/ops/access_list.h"
 
-// Results of experts go back to the sources of their rows; in backward gradients of results to the owners.
+// Results of experts go back to the sources of their rows, or to the devices of the next layer; in backward
+// gradients of results to the owners.
 namespace hetermoe {
 namespace {
 

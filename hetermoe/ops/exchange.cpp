@@ -1,5 +1,7 @@
 #include "hetermoe/ops/exchange.h"
 
+#include <algorithm>
+
 #include "hetermoe/base/index.h"
 #include "hetermoe/model/op_cost.h"
 #include "hetermoe/ops/buffer_sizes.h"
@@ -12,6 +14,62 @@ std::optional<Exchange::Segment> Exchange::segment_between(DeviceId from, Device
   return segment(idx(sources().index_of(source)), owner_index(owner));
 }
 
+const std::vector<double>& Exchange::tokens(const ExchangeLoad& load) const {
+  return of_next_ ? load.next_tokens : load.tokens;
+}
+
+double Exchange::rows_between(const ExchangeLoad& load, std::size_t source, std::size_t owner) const {
+  return of_next_ ? load.next_rows_between(source, owner) : load.rows_between(source, owner);
+}
+
+std::vector<NextSegment> next_segments(const Placement& placement, i32 group, i32 layer, i32 microbatch,
+                                       i32 chunk) {
+  std::vector<NextSegment> out;
+  if (!placement.joins_at(group, layer + 1, microbatch)) return out;
+  const TokenRanges sources = placement.ranges(group, layer, microbatch),
+                    receivers = placement.ranges(group, layer + 1, microbatch);
+  std::size_t source = 0;
+  for (const TokenRange from : sources) {
+    const auto [begin, end] = chunk_range(from.tokens(), chunk, placement.plan().chunks);
+    std::size_t receiver = 0;
+    for (const TokenRange to : receivers) {
+      if (shared_tokens(from, to) > 0) {
+        const i64 first = std::clamp(to.begin, from.begin + begin, from.begin + end);
+        out.push_back({source, receiver, first, std::clamp(to.end, first, from.begin + end)});
+      }
+      ++receiver;
+    }
+    ++source;
+  }
+  return out;
+}
+
+bool told_by_move(const Op& move, const Placement& placement, DeviceId receiver) {
+  if (move.phase != Phase::kForward || !placement.joins_at(move.group, move.layer, move.microbatch))
+    return false;
+  if (!placement.is_moe(move.layer - 1)) return false;
+  Op before = move;
+  --before.layer;
+  return !placement.is_owner(before, receiver) &&
+         placement.has_range(move.group, move.layer, move.microbatch, receiver);
+}
+
+void add_next(ExchangeLoad& load, std::size_t receivers, const std::vector<NextSegment>& segments) {
+  if (!load.next_tokens.empty()) return;
+  const std::size_t owners = load.num_owners();
+  load.next_tokens.assign(receivers, 0);
+  load.next_rows.assign(load.is_product() ? 0 : receivers * owners, 0);
+  for (const NextSegment& segment : segments) {
+    const double tokens = real(segment.tokens());
+    load.next_tokens[segment.receiver] += tokens;
+    if (load.is_product() || tokens == 0) continue;
+    for (std::size_t o = 0; o < owners; ++o) {
+      load.next_rows[segment.receiver * owners + o] +=
+          load.rows_between(segment.source, o) * tokens / load.tokens[segment.source];
+    }
+  }
+}
+
 namespace {
 
 std::vector<PortBytes> pairwise_bytes(const WorkModel& m, const Op& op,
@@ -22,8 +80,8 @@ std::vector<PortBytes> pairwise_bytes(const WorkModel& m, const Op& op,
     for (std::size_t o = 0; o < exchange.owners().size(); ++o) {
       const Exchange::Segment segment = exchange.segment(s, o);
       m.add(bytes, participants, segment.from, segment.to,
-            wire_bytes(op, m.placement().plan(), m.model().hidden, load.rows_between(s, o),
-                       load.copies_between(s, o)));
+            wire_bytes(op, m.placement().plan(), m.model().hidden, exchange.rows_between(load, s, o),
+                       exchange.of_next() ? 0 : load.copies_between(s, o)));
     }
   }
   return bytes;
@@ -36,6 +94,7 @@ std::vector<PortBytes> product_bytes(const WorkModel& m, const Op& op, std::span
   std::vector<PortBytes> bytes(participants.size());
   const Exchange exchange(op, m.placement());
   const TokenRanges sources = exchange.sources();
+  const std::vector<double>& tokens = exchange.tokens(load);
   const std::vector<DeviceId>& owners = exchange.owners();
   std::vector<double> node_tokens(m.cluster().nodes.size(), 0);
   std::vector<Bytes> node_bytes(m.cluster().nodes.size(), 0), owner_bytes(owners.size());
@@ -50,17 +109,17 @@ std::vector<PortBytes> product_bytes(const WorkModel& m, const Op& op, std::span
   }
   for (std::size_t s = 0; s < sources.size(); ++s) {
     const std::size_t node = m.node_of(sources.device(s));
-    node_tokens[node] += load.tokens[s];
-    all_tokens += load.tokens[s];
+    node_tokens[node] += tokens[s];
+    all_tokens += tokens[s];
   }
   for (std::size_t s = 0; s < sources.size(); ++s) {
     const DeviceId device = sources.device(s);
     const std::size_t at = position(owners, device), node = m.node_of(device);
     const bool owns = at < owners.size() && owners[at] == device;
-    if (owns) own_tokens[at] = load.tokens[s];
+    if (owns) own_tokens[at] = tokens[s];
     PortBytes& mine = bytes[position(participants, device)];
-    mine.local_out += load.tokens[s] * (node_bytes[node] - (owns ? owner_bytes[at] : 0));
-    mine.net_out += load.tokens[s] * (all_bytes - node_bytes[node]);
+    mine.local_out += tokens[s] * (node_bytes[node] - (owns ? owner_bytes[at] : 0));
+    mine.net_out += tokens[s] * (all_bytes - node_bytes[node]);
   }
   for (std::size_t o = 0; o < owners.size(); ++o) {
     const std::size_t node = m.node_of(owners[o]);
@@ -86,7 +145,7 @@ Bytes wire_row(const BufferSizes& sizes, const Op& op) {
 
 Bytes exchange_workspace(BufferSizes& sizes, const Op& op, DeviceId device) {
   const Bytes wire = wire_row(sizes, op);
-  const BufferSizes::Traffic t = sizes.traffic(op.layer, op.microbatch, op.chunk, device);
+  const BufferSizes::Traffic t = sizes.traffic(op, device);
   const double received = t.rows_as_owner - t.rows_kept;
   if (has_scales(wire_of(op, sizes.placement().plan()))) {
     const Bytes in_fp32 = sizes.row_bytes_of(4);  // before they are encoded and after they are decoded

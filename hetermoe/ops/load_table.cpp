@@ -2,7 +2,7 @@
 
 #include <numeric>
 
-#include "hetermoe/ops/op_row.h"
+#include "hetermoe/ops/exchange.h"
 #include "hetermoe/plan/backward_shares.h"
 
 namespace hetermoe {
@@ -49,10 +49,17 @@ LoadTable::Classes LoadTable::make_classes(i32 group) const {
   const Group& g = placement_.plan().groups[static_cast<std::size_t>(group)];
   const i32 num_layers = placement_.num_layers(), num_microbatches = placement_.num_microbatches(group);
   const bool uniform = routing_.is_uniform();
+  const auto shares_after = [&](i32 l) -> const Shares& {
+    return l + 1 == num_layers ? g.head : g.layers[static_cast<std::size_t>(l) + 1].attention;
+  };
+  // Whether these are others, and who they are, tells where results go.
+  const auto same_after = [&](i32 a, i32 b) {
+    return placement_.plan().combine_to == CombineTo::kSource || shares_after(a) == shares_after(b);
+  };
   Classes classes;
   classes.layers = first_equal(num_layers, [&](i32 a, i32 b) {
     return uniform && placement_.is_moe(a) == placement_.is_moe(b) &&
-           g.layers[static_cast<std::size_t>(a)] == g.layers[static_cast<std::size_t>(b)];
+           g.layers[static_cast<std::size_t>(a)] == g.layers[static_cast<std::size_t>(b)] && same_after(a, b);
   });
   classes.microbatches =
       first_equal(num_microbatches, [&](i32 a, i32 b) { return uniform && alike(g, a, b); });
@@ -74,6 +81,9 @@ const ExchangeLoad& LoadTable::of(i32 group, i32 layer, i32 microbatch, i32 chun
       classes_[static_cast<std::size_t>(group)].loads[static_cast<std::size_t>(index)];
   if (!load) {
     loads_.push_back(routing_.exchange(placement_, group, layer, microbatch, chunk));
+    if (placement_.joins_at(group, layer + 1, microbatch))
+      add_next(loads_.back(), placement_.ranges(group, layer + 1, microbatch).size(),
+               next_segments(placement_, group, layer, microbatch, chunk));
     load = &loads_.back();
   }
   return *load;

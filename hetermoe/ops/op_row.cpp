@@ -4,7 +4,7 @@
 #include <set>
 
 #include "hetermoe/base/index.h"
-#include "hetermoe/placement/placement.h"
+#include "hetermoe/ops/exchange.h"
 
 namespace hetermoe {
 
@@ -82,7 +82,7 @@ std::vector<DeviceId> participants(const Op& op, const Placement& placement) {
       HM_CHECK(false, "{} is not a transfer of a step", to_string(op));
       break;
     case Participants::kExchange:
-      return placement.in_exchange(op);
+      return Exchange(op, placement).participants();
     case Participants::kOwners:
       return placement.owners(op.group, op.layer);
     case Participants::kStateDevices:

@@ -54,7 +54,7 @@ void head_work(const WorkModel& model, const ExchangeLoad*, ComputeWork& work) {
   const Placement& p = model.placement();
   const i32 input = p.num_layers();
   work.frozen = model.frozen_part(work.device, *head_uses(work.op, p));
-  const bool merges = !p.moves_into(work.op.group, input, work.op.microbatch);
+  const bool merges = p.merges_at(work.op.group, input, work.op.microbatch);
   model.add_tokens(work, merges ? std::optional(input) : std::nullopt);
 }
 

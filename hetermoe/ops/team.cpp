@@ -56,7 +56,7 @@ void project_work(const WorkModel& model, const ExchangeLoad*, ComputeWork& work
   work.of_team = true;
   work.latents = model.placement().team_of(op, work.device).latents;
   work.frozen = model.frozen_part(work.device, {UnitPart::kAttention, op.layer});
-  const bool merges = looks_back(op) && !model.placement().moves_into(op.group, op.layer, op.microbatch);
+  const bool merges = looks_back(op) && model.placement().merges_at(op.group, op.layer, op.microbatch);
   model.add_tokens(work, merges ? std::optional(op.layer) : std::nullopt);
 }
 

@@ -28,6 +28,8 @@ Bytes choice_bytes(const ModelConfig& model, Bytes element) {
   return real(model.top_k) * (8 + std::max(4.0, element));
 }
 
+Bytes owners_bytes(const ModelConfig& model) { return real(model.top_k) * 4; }
+
 WorkModel::WorkModel(const Placement& placement, const ModelConfig& model, const Cluster& cluster)
     : placement_(placement), model_(model), cluster_(cluster) {
   const ParamCounts counts = count_parameters(model);

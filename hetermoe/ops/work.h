@@ -44,6 +44,9 @@ Bytes received_rows_bytes(const ModelConfig& model, double rows, double copies, 
 /// A token's chosen experts with their weights, for a device that computes in so many bytes.
 Bytes choice_bytes(const ModelConfig& model, Bytes element);
 
+/// The numbers of the owners of a token's choices, for the device that has the token in the next layer.
+Bytes owners_bytes(const ModelConfig& model);
+
 /// Computes the work of ops from plan, model and routing load, by their rows.
 class WorkModel {
  public:

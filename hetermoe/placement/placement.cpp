@@ -120,24 +120,26 @@ Placement::Stage Placement::make_stage(i32 group, const Shares* before, const Sh
   stage.listed.assign(num_devices_, false);
   for (const Share& share : row) stage.listed[static_cast<std::size_t>(share.device)] = true;
   stage.moves = before && row != share_row(*before, microbatch);
+  if (stage.moves && plan_.combine_to == CombineTo::kNext && layer > 0 && is_moe(layer - 1))
+    stage.in_exchange_before = with_owners(group, layer - 1, row);
   if (layer < 0 || layer >= num_layers_ || !is_moe(layer)) return stage;
-  const std::vector<DeviceId>& owners =
-      owners_[static_cast<std::size_t>(group)][static_cast<std::size_t>(layer)];
   if (at_sources(group, layer)) {
     for (const Share& share : row) stage.in_exchange.push_back(share.device);
     stage.local_experts = true;
     return stage;
   }
-  stage.in_exchange = owners;
-  for (const Share& share : row) {
-    if (is_owner(group, layer, share.device)) {
-      stage.local_experts = true;
-    } else {
-      stage.in_exchange.push_back(share.device);
-    }
-  }
-  std::sort(stage.in_exchange.begin(), stage.in_exchange.end());
+  stage.in_exchange = with_owners(group, layer, row);
+  stage.local_experts = stage.in_exchange.size() < owners(group, layer).size() + row.size();
   return stage;
+}
+
+/// The devices of a row and the owners of a layer, ascending.
+std::vector<DeviceId> Placement::with_owners(i32 group, i32 layer, const ShareRow& row) const {
+  std::vector<DeviceId> devices = owners(group, layer);
+  for (const Share& share : row)
+    if (!is_owner(group, layer, share.device)) devices.push_back(share.device);
+  std::sort(devices.begin(), devices.end());
+  return devices;
 }
 
 /// A set of microbatches closes where a load-balancing group ends exactly at the end of a microbatch.

@@ -153,6 +153,16 @@ class Placement {
   bool moves_into(i32 group, i32 layer, i32 microbatch, Phase phase = Phase::kForward) const {
     return stage(group, layer, microbatch, phase).moves;
   }
+  /// Results of the experts of the layer before go to the devices of `layer` (1..num_layers) directly:
+  /// CombineTo::kNext where the layer's input moves. The move then carries the residual stream.
+  bool joins_at(i32 group, i32 layer, i32 microbatch) const {
+    return plan_.combine_to == CombineTo::kNext && layer > 0 && moves_into(group, layer, microbatch);
+  }
+  /// The first op of `layer` adds the results of the layer before to the residual stream: no move brings the
+  /// sum.
+  bool merges_at(i32 group, i32 layer, i32 microbatch) const {
+    return layer > 0 && (!moves_into(group, layer, microbatch) || joins_at(group, layer, microbatch));
+  }
   /// Backward of the layer is on other devices than forward.
   bool roams(i32 group, i32 layer, i32 microbatch) const {
     return options_.backward && layer < num_layers_ &&
@@ -165,6 +175,11 @@ class Placement {
   /// Sources and owners of a layer with experts, ascending: those with a lane in its exchanges.
   const std::vector<DeviceId>& in_exchange(const Op& op) const {
     return stage(op.group, op.layer, op.microbatch, op.phase).in_exchange;
+  }
+  /// Owners of a layer with experts and the devices that its results go to, where these are of the next
+  /// layer.
+  const std::vector<DeviceId>& in_next_exchange(const Op& op) const {
+    return stage(op.group, op.layer + 1, op.microbatch, op.phase).in_exchange_before;
   }
   /// moves_into() for some microbatch of some group, in forward or backward.
   bool may_move_into(i32 layer) const { return may_move_[static_cast<std::size_t>(layer)]; }
@@ -212,6 +227,8 @@ class Placement {
   struct Stage {
     std::vector<bool> listed;           // [num_devices]
     std::vector<DeviceId> in_exchange;  // sources and owners of the layer, ascending
+    std::vector<DeviceId>
+        in_exchange_before;  // where joins_at(): devices of this and owners of the layer before
     bool moves = false, local_experts = false;
   };
   using Stages = std::vector<std::vector<Stage>>;  // [layer + 1][row]
@@ -237,6 +254,7 @@ class Placement {
   Stages make_stages(const Group& group, Phase phase);
   void add_balance_sets(i64 aux_group);
   Stage make_stage(i32 group, const Shares* before, const Shares& shares, i32 layer, i32 microbatch) const;
+  std::vector<DeviceId> with_owners(i32 group, i32 layer, const ShareRow& row) const;
   void index_states();
   i32 num_ranks() const { return 2 * num_layers_ + 2; }
 

@@ -29,6 +29,9 @@ struct ExchangeLoad {
   std::vector<Guest> guests = {};      ///< of the layer and microbatch, the same in all chunks
   std::vector<double> guest_copies =
       {};  ///< [owners] those of their copies that guests compute; empty = none
+  /// Where results go to the devices of the next layer (CombineTo::kNext): [receivers] their tokens of the
+  /// chunk, and [receivers * owners] their rows in the recorded form. Empty = results go to the sources.
+  std::vector<double> next_tokens = {}, next_rows = {};
 
   std::size_t num_sources() const { return tokens.size(); }
   std::size_t num_owners() const { return rows_per_token.size(); }
@@ -38,6 +41,11 @@ struct ExchangeLoad {
   }
   double copies_between(std::size_t source, std::size_t owner) const {
     return is_product() ? tokens[source] * copies_per_token[owner] : copies[source * num_owners() + owner];
+  }
+  /// Of what an owner returns.
+  double next_rows_between(std::size_t receiver, std::size_t owner) const {
+    return is_product() ? next_tokens[receiver] * rows_per_token[owner]
+                        : next_rows[receiver * num_owners() + owner];
   }
   double rows_at(std::size_t owner) const;    ///< rows that an owner receives
   double copies_at(std::size_t owner) const;  ///< copies that an owner computes

@@ -6,6 +6,7 @@
 #include "hetermoe/base/enum_count.h"
 #include "hetermoe/base/index.h"
 #include "hetermoe/plan/backward_shares.h"
+#include "hetermoe/plan/combine_to.h"
 #include "hetermoe/plan/recompute.h"
 #include "hetermoe/plan/teams.h"
 #include "hetermoe/plan/turns.h"
@@ -120,7 +121,7 @@ class Validator {
     if (faults_.empty()) check_dtypes();
     if (faults_.empty()) check_hosts();
     if (faults_.empty()) check_homes();
-    if (faults_.empty()) faults_ = turn_faults(plan_);
+    if (faults_.empty()) add(turn_faults(plan_)), add(combine_faults(plan_));
     if (faults_.empty()) check_expected();
     return faults_;
   }

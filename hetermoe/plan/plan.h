@@ -41,6 +41,10 @@ enum class Master { kFp32, kNone };
 /// Who computes a token's experts. owners: those that own them alone. sources: the device with the token's
 /// attention part, which owns all experts of the layer; nothing travels.
 enum class ExpertsAt { kOwners, kSources };
+/// Where results of experts go if the next layer is on other devices. source: to the devices that sent the
+/// rows, which add them up and send the sum on. next: to the devices of the next layer, while the residual
+/// stream goes there by itself.
+enum class CombineTo { kSource, kNext };
 
 template <>
 struct EnumNames<OrderPolicy> {
@@ -68,6 +72,10 @@ struct EnumNames<Master> {
 };
 template <>
 struct EnumNames<ExpertsAt> {
+  static const std::vector<std::string>& names();
+};
+template <>
+struct EnumNames<CombineTo> {
   static const std::vector<std::string>& names();
 };
 
@@ -193,6 +201,7 @@ struct PlanChoices {
   bool row_dedup = true;  ///< a token whose experts share a device is sent once
   Recompute recompute = Recompute::kLocal;
   WeightGradients weight_gradients = WeightGradients::kWith;
+  CombineTo combine_to = CombineTo::kSource;
   std::optional<Dtype> grad_dtype;  ///< of parameter gradients; none = see grad_dtype_of()
   Master master = Master::kFp32;
   std::optional<Dtype> moments_dtype;  ///< of the optimizer: bf16; none = fp32, of fp64 parameters fp64
@@ -214,6 +223,9 @@ struct PlanChoices {
     v("recompute", recompute, "activation checkpointing");
     v("weight_gradients", weight_gradients,
       "with those of inputs, or after them, while those of inputs travel (more memory)");
+    v("combine_to", combine_to,
+      "where results of experts go if the next layer is on other devices: back to their source, or to the "
+      "next layer at once (docs/af-pipe.md)");
   }
   template <class V>
   void state_fields(V& v) {
@@ -239,6 +251,7 @@ struct PlanChoices {
 struct Plan : PlanChoices {
   std::string strategy;  ///< who made it: single, ep, dist_ep, zebra, ...
   std::string model;     ///< name of the model it was made for
+  std::string made_for;  ///< Cluster::types_text() of what it was made for; empty = not known
   i64 seq_len = 0;       ///< tokens per sequence
   std::vector<Group> groups;
   OrderPolicy order = OrderPolicy::kLayerMajor;
@@ -272,6 +285,7 @@ struct Plan : PlanChoices {
   void fields(V& v) {
     v("strategy", strategy, "who made the plan");
     v("model", model, "model it was made for", required());
+    v("made_for", made_for, "types of the devices it was made for, in their order; empty = not known");
     v("seq_len", seq_len, "tokens per sequence", required(at_least(1)));
     v("order", order, "order policy");
     v("window", window, "microbatches in flight, 0 = all", at_least(0));

@@ -12,6 +12,7 @@ Json to_json(const Plan& plan) {
   if (!plan.shard_optimizer) json.erase("shard_optimizer");
   if (plan.weight_gradients == WeightGradients::kWith) json.erase("weight_gradients");
   if (!plan.expected) json.erase("expected");
+  if (plan.combine_to == CombineTo::kSource) json.erase("combine_to");
   if (plan.hosts.empty()) json.erase("hosts");
   if (plan.guest_slots == 0) {
     for (const char* key : {"guest_slots", "guest_depth", "guest_cost"}) json.erase(key);

@@ -6,6 +6,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/printable.h"
 #include "hetermoe/base/words.h"
+#include "hetermoe/ops/exchange.h"
 
 namespace hetermoe {
 
@@ -87,6 +88,26 @@ void TraceRouting::add_source(ExchangeLoad& load, const OwnerTable& owners, Ids 
   load.tokens.push_back(real(ids.size() / k));
 }
 
+namespace {
+
+/// Rows of a segment, whose first token is number `first` of its source in the chunk, from each owner.
+/// destinations: [tokens * k] of the source.
+void add_rows_of_segment(ExchangeLoad& load, std::span<const i32> destinations, std::size_t k,
+                         std::size_t first, const NextSegment& segment, bool dedup) {
+  const std::size_t num_owners = load.num_owners();
+  load.next_tokens[segment.receiver] += real(segment.tokens());
+  std::vector<i64> last(num_owners, -1);
+  for (std::size_t t = first; t < first + idx(segment.tokens()); ++t) {
+    for (const i32 destination : destinations.subspan(t * k, k)) {
+      if (destination < 0 || (dedup && last[idx(destination)] == static_cast<i64>(t))) continue;
+      last[idx(destination)] = static_cast<i64>(t);
+      load.next_rows[segment.receiver * num_owners + idx(destination)] += 1;
+    }
+  }
+}
+
+}  // namespace
+
 std::vector<TraceRouting::Ids> TraceRouting::ids_of(const Placement& placement, i32 group, i32 layer,
                                                     i32 microbatch, i32 chunk) const {
   const Plan& plan = placement.plan();
@@ -118,6 +139,18 @@ ExchangeLoad TraceRouting::exchange_by(std::span<const OwnerTable> of_source, co
   const std::vector<Ids> sources = ids_of(placement, group, layer, microbatch, chunk);
   for (std::size_t s = 0; s < sources.size(); ++s)
     add_source(load, of_source[of_source.size() == 1 ? 0 : s], sources[s], placement.plan().row_dedup);
+  if (!placement.joins_at(group, layer + 1, microbatch)) return load;
+  load.next_tokens.assign(placement.ranges(group, layer + 1, microbatch).size(), 0);
+  load.next_rows.assign(load.next_tokens.size() * load.num_owners(), 0);
+  std::vector<std::vector<i32>> destinations;
+  for (std::size_t s = 0; s < sources.size(); ++s)
+    destinations.push_back(copy_destinations(sources[s], of_source[of_source.size() == 1 ? 0 : s]));
+  std::vector<std::size_t> next(sources.size(), 0);  // token in the chunk
+  for (const NextSegment& segment : next_segments(placement, group, layer, microbatch, chunk)) {
+    add_rows_of_segment(load, destinations[segment.source], idx(header_.top_k), next[segment.source], segment,
+                        placement.plan().row_dedup);
+    next[segment.source] += idx(segment.tokens());
+  }
   return load;
 }
 

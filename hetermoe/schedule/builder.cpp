@@ -8,6 +8,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/words.h"
+#include "hetermoe/ops/exchange.h"
 #include "hetermoe/schedule/schedule_error.h"
 
 namespace hetermoe {
@@ -221,7 +222,7 @@ void ScheduleBuilder::transfer(const Op& op) {
     }
   };
   if (row_of(op.kind).participants == Participants::kExchange) {
-    add_listed(placement_.in_exchange(op));  // most transfers: no copy
+    add_listed(Exchange(op, placement_).participants());  // most transfers: no copy
   } else {
     add_listed(participants(op, placement_));
   }

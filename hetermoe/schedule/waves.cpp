@@ -170,7 +170,10 @@ void WaveRunner::compute_whole(const Wave& wave, i32 m) {
   if (forward && !of_team) enter(wave, m);
   if (backward_of_ahead(op)) b_.compute_on_shares(at(OpKind::kAttention, Phase::kRecompute, stage, m), stage);
   b_.compute_on_shares(op, stage);
-  if (forward && wave.sends_saved && op.kind == OpKind::kAttention) send_saved(op.layer, m);
+  if (forward && op.kind == OpKind::kAttention) {
+    send_residual(op.layer + 1, m);
+    if (wave.sends_saved) send_saved(op.layer, m);
+  }
   if (forward && stage == p_.last_moe_layer()) b_.routed(group_, m);
   const bool makes_gradient =
       op.phase == Phase::kBackward || (op.kind == OpKind::kHead && p_.options().backward);
@@ -196,8 +199,14 @@ void WaveRunner::append_weights(const Op& op, i32 m) {
   b_.compute_on_shares(at(OpKind::kAttention, Phase::kWeights, op.layer, m), op.layer);
 }
 
+/// Beside the way of the rows to the experts and on to the next layer, which needs the routing that comes
+/// with it.
+void WaveRunner::send_residual(i32 stage, i32 m) {
+  if (p_.joins_at(group_, stage, m)) b_.transfer(at(OpKind::kMove, Phase::kForward, stage, m));
+}
+
 void WaveRunner::send_input(i32 stage, i32 m) {
-  if (!p_.moves_into(group_, stage, m)) return;
+  if (!p_.moves_into(group_, stage, m) || p_.joins_at(group_, stage, m)) return;
   if (stage > 0) b_.compute_on_shares(at(OpKind::kMerge, Phase::kForward, stage, m), stage - 1);
   b_.transfer(at(OpKind::kMove, Phase::kForward, stage, m));
 }
@@ -258,7 +267,7 @@ bool WaveRunner::computes(const Wave& wave, i32 stage, i32 m, DeviceId device) c
   if (stage == kNoStage) return false;
   if (p_.has_range(group_, stage, m, device, wave.compute.phase)) return true;
   return wave.compute.phase == Phase::kForward && wave.sends_input && p_.moves_into(group_, stage, m) &&
-         p_.has_range(group_, stage - 1, m, device);
+         !p_.joins_at(group_, stage, m) && p_.has_range(group_, stage - 1, m, device);
 }
 
 void WaveRunner::pop_return() {

@@ -49,7 +49,7 @@ class WaveRunner {
   /// The way back from the experts.
   void send_back(const Wave& wave, i32 m);
 
-  /// Merges the output of the layer before `stage` and moves it there, if it moves.
+  /// Merges the output of the layer before `stage` and moves it there, if it moves as a whole.
   void send_input(i32 stage, i32 m);
   /// Moves the gradient of the input of `stage` to the devices before it, if it moves.
   void send_gradient(i32 stage, i32 m);
@@ -72,6 +72,7 @@ class WaveRunner {
   void compute_whole(const Wave& wave, i32 m);
   void enter(const Wave& wave, i32 m);
   void leave(const Wave& wave, i32 m);
+  void send_residual(i32 stage, i32 m);
   void team_transfer(OpKind kind, Phase phase, i32 layer, i32 m);
   void team_project(const Wave& wave, i32 m);
   void team_scores(const Wave& wave, i32 m);

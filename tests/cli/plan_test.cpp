@@ -32,6 +32,25 @@ TEST(PlanCommand, WritesAPlanThatSimulateTakes) {
   EXPECT_NE(run_hetermoe({"train", "--plam", plan}).err.find("Did you mean \"--plan\"?"), std::string::npos);
 }
 
+/// As many devices of other types take the plan, but it is not theirs.
+TEST(SimulateCommand, SaysThatAPlanWasMadeForOtherDevices) {
+  const WorkFolder folder;
+  const std::string plan = folder / "plan.json";
+  ASSERT_EQ(run_hetermoe({"plan", "--model", "demo", "--cluster", "demo", "--seq", "512", "--sequences", "8",
+                          "-o", plan})
+                .code,
+            0);
+  const std::string other =
+      folder.file("other.yaml", "name: other\nnodes:\n  - {name: a, devices: [T4 x4]}\n");
+  const std::string said =
+      "the plan was made for 2 A40/1000, 2 V100/1000, and cluster other has 4 T4: another plan may";
+  EXPECT_TRUE(
+      contains(run_hetermoe({"simulate", "--model", "demo", "--cluster", other, "--plan", plan}).out, said));
+  const ProgramResult own =
+      run_hetermoe({"simulate", "--model", "demo", "--cluster", "demo", "--plan", plan});
+  EXPECT_FALSE(contains(own.out, "was made for")) << own.out;
+}
+
 /// Of what a command prints.
 std::string last_line(const std::string& out) {
   const std::size_t end = out.find_last_not_of('\n');

@@ -26,7 +26,7 @@ ModelConfig deep_model(i64 layers, bool tied) {
 
 /// One to three groups, unequal ones, other numbers of groups with attention and with experts, layers that do
 /// not divide; the head on either role; chunks, windows, recomputation and microbatches that differ.
-TEST(DepthGroups, GiveTheGradientsOfTheReference) {
+void check_depth_groups(CombineTo combine_to) {
   const std::vector<DepthCase> cases = {{{1}, 4, 2},   {{2}, 4, 4},    {{2}, 5, 6, {2, 1}, {1, 2}},
                                         {{3}, 4, 6},   {{2, 1}, 4, 4}, {{1, 2}, 3, 4},
                                         {{3, 2}, 5, 6}};
@@ -50,6 +50,7 @@ TEST(DepthGroups, GiveTheGradientsOfTheReference) {
         const DepthGroups made = depth_groups_of(plan.groups[0]);
         EXPECT_EQ(made.attention, c.depth_groups.front());
         EXPECT_EQ(made.experts, c.depth_groups.back());
+        plan.combine_to = combine_to;
         plan.chunks = 1 + static_cast<i32>(i % 2);
         plan.recompute = static_cast<Recompute>(i % kEnumCount<Recompute>);
         plan.weight_gradients = i % 3 == 1 ? WeightGradients::kAfter : WeightGradients::kWith;
@@ -61,6 +62,11 @@ TEST(DepthGroups, GiveTheGradientsOfTheReference) {
       }
     }
   }
+}
+
+TEST(DepthGroups, GiveTheGradientsOfTheReference) { check_depth_groups(CombineTo::kSource); }
+TEST(DepthGroups, GiveTheGradientsOfTheReferenceWhereResultsGoToTheNextLayer) {
+  check_depth_groups(CombineTo::kNext);
 }
 
 }  // namespace

@@ -130,7 +130,7 @@ TEST_P(EveryModel, EveryStrategyOnTwoToEightDevices) {
                                      << c.aux_loss << ", gradient " << c.gradient << " of " << c.worst;
     }
   }
-  EXPECT_EQ(coverage.runs, 1 + 4 * 13);
+  EXPECT_EQ(coverage.runs, 1 + 4 * 14);
   EXPECT_GT(coverage.empty_messages, 0);
   EXPECT_GT(coverage.full_messages, 0);
   EXPECT_GT(coverage.zero_share_devices, 0);
@@ -326,7 +326,7 @@ TEST(Equivalence, Fp32WithinOneInTenThousand) {
                                << c.gradient << " of " << c.worst;
     }
   }
-  EXPECT_EQ(coverage.runs, 3 * 13);
+  EXPECT_EQ(coverage.runs, 3 * 14);
 }
 
 /// Delays ops of every lane for up to 300 us, differently in every run.

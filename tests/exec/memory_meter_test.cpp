@@ -182,6 +182,36 @@ void check_strategies(const char* model_name, const char* cluster_name, i64 seq_
                            100 * worst);
 }
 
+/// Devices of the next layer hold residual streams, owners of choices and results of the layer before.
+TEST(MeasuredMemory, IsTheModelsWhereResultsGoToTheNextLayer) {
+  at::set_num_threads(1);
+  const ModelConfig model = load_model("demo");
+  const Cluster cluster = make_cluster(6);
+  StrategyRequest request;
+  request.seq_len = 128;
+  request.sequences = 8, request.microbatches = 4;
+  request.attention = device_range(0, 4), request.experts = device_range(4, 6);
+  request.depth_groups = {2};
+  double worst[2] = {0, 0};
+  for (const Recompute recompute : {Recompute::kLocal, Recompute::kOff, Recompute::kSelect}) {
+    for (const HeadOn head_on : {HeadOn::kExperts, HeadOn::kAttention}) {
+      request.head_on = head_on;
+      Plan plan = find_strategy("af_pipe").make(model, cluster, request);
+      use_dtype(plan, Dtype::kFp32);
+      plan.recompute = recompute;
+      for (const CombineTo to : {CombineTo::kSource, CombineTo::kNext}) {
+        plan.combine_to = to;
+        double& of = worst[static_cast<std::size_t>(to)];
+        of = std::max(
+            of, check_memory(model, cluster, plan, fmt::format("{} {}", name_of(recompute), name_of(to))));
+      }
+    }
+  }
+  EXPECT_LE(worst[1], 0.03);
+  std::cout << fmt::format("[          ] the model is off by {:.2f} % at worst, by the source {:.2f} %\n",
+                           100 * worst[1], 100 * worst[0]);
+}
+
 /// Devices and hosts.
 TEST(MeasuredMemory, IsTheModelsWithHosts) {
   at::set_num_threads(1);

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "hetermoe/ops/access_list.h"
+#include "hetermoe/ops/load_table.h"
 #include "hetermoe/ops/work.h"
 #include "hetermoe/schedule/schedule.h"
 #include "tests/support/random_plan.h"
@@ -107,6 +108,104 @@ TEST(Exchange, BackwardGoesTheOtherWay) {
     EXPECT_EQ(exchange.to_owners(), (op.kind == OpKind::kDispatch) == (op.phase != Phase::kBackward))
         << to_string(op);
   });
+}
+
+/// All bytes that an op sends, by closed forms of its rows.
+Bytes sent(const std::vector<PortBytes>& bytes) {
+  Bytes sum = 0;
+  for (const PortBytes& port : bytes) sum += port.local_out + port.net_out;
+  return sum;
+}
+
+/// Where results go to the next layer, an op of an exchange has the rows of the tokens that its receivers
+/// have; the move has a row of each token, the owners of its choices, and the counts of segments. All
+/// together are the rows of the way by the source.
+TEST(Exchange, ResultsForTheNextLayerHaveTheBytesOfTheirTokens) {
+  i64 moves = 0, combines = 0, local = 0;
+  for (u64 seed = 7000; seed < 7060; ++seed) {
+    testing::RandomCase c = testing::random_case(seed);
+    if (testing::combine_to_next(c) == 0) continue;
+    const Placement placement(c.plan, c.model, c.step);
+    const WorkModel work(placement, c.model, c.cluster);
+    const ExpectedRouting routing(c.model);
+    LoadTable loads(placement, routing);
+    for (const Op& op : build_schedule(c.plan, c.model, c.step).ops) {
+      const std::vector<DeviceId> devices =
+          is_compute(op.kind) ? std::vector<DeviceId>() : participants(op, placement);
+      const double row = 8.0 * static_cast<double>(c.model.hidden);
+      if (op.kind == OpKind::kCombine && Exchange(op, placement).of_next()) {
+        const ExchangeLoad& load = *loads.of(op);
+        const Exchange exchange(op, placement);
+        Bytes expected = 0;
+        for (const TokenRange range : exchange.sources()) {
+          double tokens = 0;
+          for (const NextSegment& s : next_segments(placement, op.group, op.layer, op.microbatch, op.chunk))
+            if (exchange.sources().device(s.receiver) == range.device)
+              tokens += static_cast<double>(s.tokens());
+          for (std::size_t o = 0; o < exchange.owners().size(); ++o) {
+            const bool stays = exchange.owners()[o] == range.device;
+            local += stays ? 1 : 0;
+            expected += stays ? 0 : tokens * load.rows_per_token[o] * row;
+          }
+        }
+        EXPECT_NEAR(sent(work.port_bytes(op, devices, &load)), expected, 1e-6 * expected) << to_string(op);
+        ++combines;
+      }
+      if (op.kind != OpKind::kMove || !placement.joins_at(op.group, op.layer, op.microbatch)) continue;
+      const auto [from, to] = placement.move_of(op);
+      Bytes expected = 0;
+      for (const TokenRange source : from) {
+        double segments = 0;
+        for (const TokenRange receiver : to) segments += shared_tokens(source, receiver) > 0 ? 1 : 0;
+        const bool tells = op.phase == Phase::kForward && placement.is_moe(op.layer - 1);
+        const Bytes counts = tells ? 4 * segments * c.plan.chunks *
+                                         static_cast<double>(placement.num_owners(op.group, op.layer - 1))
+                                   : 0;
+        for (const TokenRange receiver : to) {
+          const auto& owners = placement.owners(op.group, op.layer - 1);
+          const bool owns = std::find(owners.begin(), owners.end(), receiver.device) != owners.end();
+          expected += static_cast<double>(shared_tokens(source, receiver)) *
+                          (row + (tells ? 4.0 * static_cast<double>(c.model.top_k) : 0)) +
+                      (owns ? 0 : counts);
+        }
+      }
+      EXPECT_NEAR(sent(work.port_bytes(op, devices, nullptr)), expected, 1e-6 * expected) << to_string(op);
+      ++moves;
+    }
+  }
+  EXPECT_GT(moves, 100);
+  EXPECT_GT(combines, 100);
+  EXPECT_GT(local, 20);
+}
+
+/// A source that counted all its rows for its first receiver would send others than segments have.
+TEST(Exchange, SegmentsCutTheTokensOfSources) {
+  i64 segments = 0;
+  for (u64 seed = 7000; seed < 7060; ++seed) {
+    testing::RandomCase c = testing::random_case(seed);
+    if (testing::combine_to_next(c) == 0) continue;
+    const Placement placement(c.plan, c.model, c.step);
+    for (i32 g = 0; g < placement.num_groups(); ++g) {
+      for (i32 l = 0; l < placement.num_layers(); ++l) {
+        for (i32 m = 0; m < placement.num_microbatches(g); ++m) {
+          std::vector<i64> tokens(placement.ranges(g, l, m).size(), 0);
+          const bool joins = placement.joins_at(g, l + 1, m);
+          for (i32 chunk = 0; chunk < c.plan.chunks; ++chunk) {
+            for (const NextSegment& s : next_segments(placement, g, l, m, chunk)) {
+              const TokenRange to =
+                  placement.ranges(g, l + 1, m).of(placement.ranges(g, l + 1, m).device(s.receiver));
+              EXPECT_TRUE(s.tokens() == 0 || (s.begin >= to.begin && s.end <= to.end));
+              tokens[s.source] += s.tokens();
+              ++segments;
+            }
+          }
+          for (std::size_t s = 0; s < tokens.size(); ++s)
+            EXPECT_EQ(tokens[s], joins ? placement.ranges(g, l, m).tokens(s) : 0);
+        }
+      }
+    }
+  }
+  EXPECT_GT(segments, 200);
 }
 
 }  // namespace

@@ -57,7 +57,7 @@ TEST_F(CompareTest, DepthGroupsAreTwoOrMoreAndTheRowSaysHowMany) {
   ASSERT_EQ(rows[0].infeasible, "");
   const auto groups = std::atoi(rows[0].plan.c_str());
   EXPECT_GE(groups, 2) << rows[0].plan;
-  EXPECT_EQ(rows[0].plan, fmt::format("{} depth groups", groups));
+  EXPECT_EQ(rows[0].plan, fmt::format("{} depth groups, combine_to next", groups));
   EXPECT_NE(rows[1].plan.find("team"), std::string::npos) << rows[1].plan;
   options_.limits.idle = {1, 2, 3, 4, 5};
   const std::string too_few = compare({8192})[0].infeasible;

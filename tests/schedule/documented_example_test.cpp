@@ -81,6 +81,15 @@ TEST(DocumentedExample, DepthGroupsOnFourDevices) {
   std::string lanes;
   for (DeviceId device = 0; device < 4; ++device) lanes += compute_lane(schedule, device);
   EXPECT_EQ(code_lines("of device ", "af-pipe.md"), lanes);
+  plan.combine_to = CombineTo::kNext;
+  const Schedule next = build_schedule(plan, model);
+  lanes.clear();
+  for (const DeviceId device : {1, 3}) {
+    for (const auto& [queue, name] : {std::pair(Queue::kCompute, "compute"), std::pair(Queue::kMove, "move"),
+                                      std::pair(Queue::kToAttention, "to_attention")})
+      lanes += lane_text(next, lane_of(device, queue), fmt::format("next, device {} {}: ", device, name));
+  }
+  EXPECT_EQ(code_lines("next, device ", "af-pipe.md"), lanes);
 }
 
 TEST(DocumentedExample, ATeamOfTwoDevices) {

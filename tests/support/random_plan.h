@@ -343,4 +343,53 @@ inline void adapt_on_hosts(RandomCase& c) {
   c.plan.slots = {slots(), slots(), slots()};
 }
 
+/// Makes a case one whose results go to the next layer (CombineTo::kNext): some stages get shares on other
+/// devices than those before, in some plans for each microbatch anew. Owners stay whoever they are. Devices
+/// without teams; groups of one device stay as they are. Returns how many inputs of layers join, of all
+/// microbatches.
+inline i64 combine_to_next(RandomCase& c) {
+  Chooser choose(c.seed ^ 0x9e87);
+  c.plan.combine_to = CombineTo::kNext;
+  i64 joins = 0;
+  for (Group& group : c.plan.groups) {
+    group.embed.clear();
+    for (const i64 size : group.microbatches)
+      group.embed.push_back(random_plan::shares(choose, choose.some_of(group.devices), size));
+    std::vector<DeviceId> halves[2], devices = group.devices;
+    choose.shuffle(devices);
+    for (std::size_t i = 0; i < devices.size(); ++i) halves[i % 2].push_back(devices[i]);
+    std::size_t side = 0;
+    Shares before;
+    for (std::size_t l = 0; l <= group.layers.size(); ++l) {
+      Shares& shares = l == group.layers.size() ? group.head : group.layers[l].attention;
+      const bool moves = l > 0 && devices.size() > 1 && choose.chance(0.7);
+      shares = before;
+      if (l == 0 || moves) {
+        shares.clear();
+        side = 1 - side;
+        const bool swaps = devices.size() > 1 && choose.chance(0.3);
+        for (std::size_t m = 0; m < group.microbatches.size(); ++m) {
+          const auto of = devices.size() == 1 ? 1 : (side + (swaps ? m : 0)) % 2;
+          shares.push_back(
+              random_plan::shares(choose, choose.some_of(halves[1 - of]), group.microbatches[m]));
+        }
+      }
+      // Where microbatches swapped sides before and no longer do, a device could be on both.
+      for (std::size_t m = 0; l > 0 && m < shares.size(); ++m) {
+        if (shares[m] == before[m]) continue;
+        const bool both = std::any_of(shares[m].begin(), shares[m].end(), [&](const Share& share) {
+          return std::any_of(before[m].begin(), before[m].end(),
+                             [&](const Share& other) { return other.device == share.device; });
+        });
+        if (both)
+          shares[m] = before[m];
+        else
+          ++joins;
+      }
+      before = shares;
+    }
+  }
+  return joins;
+}
+
 }  // namespace hetermoe::testing

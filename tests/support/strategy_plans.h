@@ -137,6 +137,9 @@ inline std::vector<NamedPlan> strategy_plans(const ModelConfig& model, const Clu
   moved.experts_moved.assign(static_cast<std::size_t>(model.num_layers), 1);
   add("zebra_moved", make("zebra", moved));
   add("af_pipe", make("af_pipe", request));
+  StrategyRequest to_next = request;
+  to_next.combine_to = CombineTo::kNext;
+  add("af_pipe_next", make("af_pipe", to_next));
   StrategyRequest team = request;
   team.team = {cluster.num_devices()};
   for (i32 d = 0; d < cluster.num_devices(); ++d) {

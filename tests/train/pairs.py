@@ -49,12 +49,15 @@ FEATURES = {
     "masked documents": {"data.documents": "masked"},
     "weights after": {"plan.weight_gradients": "after"},
     "select": {"plan.recompute": "select"},
+    "combine to next": {"plan.combine_to": "next"},
     "bf16": {"plan.attention_dtype": "bf16", "plan.expert_dtype": "bf16", "plan.wire_dtype": "bf16"},
     "fp8 rows": {"plan.wire_dtype": "fp8_row"},
     "capacity": {"train.capacity_factor": 1.0},
     "teams": {"plan.team": "[2]"},
     "two processes": {},
 }
+# Two features are tried on zebra, unless one of them does nothing there.
+STRATEGY_OF = {"combine to next": "af-pipe"}
 MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
        "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
 
@@ -200,7 +203,7 @@ def all_pairs():
 
 def keys_of(pair):
     keys, two = [], False
-    strategy = "zebra"
+    strategy = next((STRATEGY_OF[name] for name in pair if name in STRATEGY_OF), "zebra")
     for name in pair:
         if name in STRATEGIES:
             strategy = name

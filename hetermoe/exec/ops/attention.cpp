@@ -1,3 +1,4 @@
+#include "hetermoe/exec/ops/next_routing.h"
 #include "hetermoe/exec/ops/op_functions.h"
 #include "hetermoe/nn/rows.h"
 
@@ -23,10 +24,15 @@ void route_chunk(OpContext& d, const Op& op, LayerSlot& slot, i32 chunk) {
 
 void give_input_gradient(OpContext& d, const Op& op, const at::Tensor& gradient_TD) {
   if (!d.p.needs_input_gradient(op.layer)) return;
-  if (d.p.moves_into(op.group, op.layer, op.microbatch, Phase::kBackward))
-    d.slots.layer(op.layer, op.microbatch).d_move = gradient_TD;
+  set_input_gradient(d, op, op.layer, gradient_TD);
+}
+
+void set_input_gradient(OpContext& d, const Op& op, i32 stage, const at::Tensor& gradient_TD) {
+  const bool moves = d.p.moves_into(op.group, stage, op.microbatch, Phase::kBackward);
+  if (moves && !d.p.joins_at(op.group, stage, op.microbatch))
+    d.slots.layer(stage, op.microbatch).d_move = gradient_TD;
   else
-    d.slots.layer(op.layer - 1, op.microbatch).d_hidden = gradient_TD;
+    d.slots.layer(stage - 1, op.microbatch).d_hidden = gradient_TD;
 }
 
 void route(OpContext& d, const Op& op, LayerSlot& slot) {
@@ -118,6 +124,7 @@ void run_forward(OpContext& d, const Op& op) {
   slot.topk = out.topk_TK;
   slot.weights = out.weights_TK;
   if (!d.p.tallies(op.group, op.layer)) route(d, op, slot);
+  if (d.p.joins_at(op.group, op.layer + 1, op.microbatch)) tell_next(d, op, slot);
   count(d, op, out.counts_BE);
   const TokenRange own = d.p.ranges(op).of(d.device());
   if (d.input->routes != nullptr && own.tokens() > 0)

@@ -1,7 +1,8 @@
 #include "hetermoe/exec/ops/op_functions.h"
 #include "hetermoe/nn/rows.h"
 
-// combine: weighted rows back to the sources; backward, gradients of the layer's output to the owners.
+// combine: weighted rows back to the sources, or on to the devices of the next layer; backward, gradients of
+// the layer's output from there to the owners.
 namespace hetermoe {
 namespace {
 
@@ -15,7 +16,7 @@ void pack_sums_forward(OpContext& d, const Op& op, Devices participants, std::ve
   const std::size_t me = exchange.owner_index(d.device());
   i64 begin = 0;
   for (std::size_t s = 0; s < sources.size(); ++s) {
-    const auto count = static_cast<i64>(slot.load.rows_between(s, me));
+    const auto count = static_cast<i64>(exchange.rows_between(slot.load, s, me));
     out[position(participants, sources.device(s))].tensors.push_back(rows.narrow(0, begin, count));
     begin += count;
   }
@@ -45,7 +46,7 @@ void pack_sums_backward(OpContext& d, const Op& op, Devices participants, std::v
 void unpack_sums_backward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
   if (!d.receives(op)) return;
   std::vector<at::Tensor> rows;
-  for (const TokenRange source : d.p.ranges(op)) {
+  for (const TokenRange source : Exchange(op, d.p).sources()) {
     rows.push_back(decoded(d, op, in[position(participants, source.device)].tensors[0]).to(d.state.dtype()));
   }
   d.slots.chunk(op.layer, op.microbatch, op.chunk).d_out = rows.size() == 1 ? rows[0] : at::cat(rows);

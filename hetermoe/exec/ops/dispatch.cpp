@@ -3,7 +3,7 @@
 
 #include "hetermoe/comm/codec.h"
 #include "hetermoe/device/host_copy.h"
-#include "hetermoe/exec/ops/op_functions.h"
+#include "hetermoe/exec/ops/next_routing.h"
 #include "hetermoe/nn/router.h"
 #include "hetermoe/nn/rows.h"
 #include "hetermoe/ops/work.h"
@@ -13,19 +13,30 @@ namespace hetermoe {
 namespace {
 
 /// Sizes: where the rows for each owner and the copies of each of its experts begin goes from the sources to
-/// all participants, who then know the whole exchange.
+/// all participants, who then know the whole exchange; and the rows of each segment, where results go to the
+/// next layer.
 void pack_sizes(OpContext& d, const Op& op, Devices, std::vector<Message>& out) {
   if (!d.sends(op)) return;
   // With tally only now is it known which copies go where.
   if (d.p.tallies(op.group, op.layer)) route_chunk(d, op, d.slots.layer(op.layer, op.microbatch), op.chunk);
-  const at::Tensor& begins = d.slots.chunk(op.layer, op.microbatch, op.chunk).routed.begins;
+  at::Tensor begins = d.slots.chunk(op.layer, op.microbatch, op.chunk).routed.begins;
+  if (d.p.joins_at(op.group, op.layer + 1, op.microbatch)) {
+    const i64 numbers = num_next_counts(d, op, op.layer, idx(d.p.ranges(op).index_of(d.device())));
+    const at::Tensor& next = d.slots.layer(op.layer, op.microbatch).next_CSO;
+    begins = at::cat({begins, next.narrow(0, numbers * op.chunk, numbers).to(begins.device())});
+  }
   for (Message& message : out) message.tensors.push_back(begins);
+}
+
+i64 num_begins(const LayerRouting& routing) {
+  return routing.num_owners + 1 + static_cast<i64>(routing.bins.experts.size()) + 1;
 }
 
 MessageShape expected_sizes(OpContext& d, const Op& op, DeviceId peer, const Message&) {
   if (!Exchange(op, d.p).sends(peer)) return {};
   const LayerRouting& routing = d.routing_of(op);
-  const i64 numbers = routing.num_owners + 1 + static_cast<i64>(routing.bins.experts.size()) + 1;
+  const i64 numbers =
+      num_begins(routing) + num_next_counts(d, op, op.layer, idx(d.p.ranges(op).index_of(peer)));
   return {.numbers = 0, .values = 0, .tensors = {{at::kInt, {numbers}}}};
 }
 
@@ -105,6 +116,25 @@ std::vector<double> copies_of_guests(const ExchangeLoad& load, const std::vector
   return out;
 }
 
+/// What a source tells of its segments. They are parts of its rows.
+void add_next_rows(OpContext& d, const Op& op, DeviceId source, const i32* told, const Sizes& sizes,
+                   ExchangeLoad& load) {
+  const auto me = idx(d.p.ranges(op).index_of(source));
+  const std::size_t num_owners = load.num_owners();
+  std::vector<i64> sum(num_owners, 0);
+  for (const NextSegment& segment : next_segments(d.p, op.group, op.layer, op.microbatch, op.chunk)) {
+    if (segment.source != me) continue;
+    add_segment(load, segment, told);
+    for (std::size_t o = 0; o < num_owners; ++o) sum[o] += *told++;
+  }
+  for (std::size_t o = 0; o < num_owners; ++o) {
+    if (sum[o] == sizes.rows(o)) continue;
+    fail<TransportError>(d.name_of_peer(source),
+                         "rows of segments from device {}: got {}, expected {}, its rows", d.p.owners(op)[o],
+                         sum[o], sizes.rows(o));
+  }
+}
+
 /// The one moment at which the host has to know what the router chose.
 void unpack_sizes(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
   ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
@@ -113,8 +143,7 @@ void unpack_sizes(OpContext& d, const Op& op, Devices participants, std::vector<
   std::vector<at::Tensor> told;
   for (const TokenRange source : exchange.sources())
     told.push_back(d.received(in[position(participants, source.device)].tensors[0]));
-  const at::Tensor on_host =
-      to_host(told.size() == 1 ? told[0].unsqueeze(0) : at::stack(told), "sizes of dispatch");
+  const at::Tensor on_host = to_host(told.size() == 1 ? told[0] : at::cat(told), "sizes of dispatch");
   const i32* next = on_host.const_data_ptr<i32>();
   const auto num_owners = idx(routing.num_owners);
   std::vector<Sizes> all;
@@ -122,11 +151,18 @@ void unpack_sizes(OpContext& d, const Op& op, Devices participants, std::vector<
   if (d.p.lends(op.group, op.layer) && d.decided(op) != nullptr) slot.load = d.decided(op)->load;
   slot.load.rows_per_token.assign(num_owners, 0);
   slot.load.copies_per_token.assign(num_owners, 0);
+  const bool joins = d.p.joins_at(op.group, op.layer + 1, op.microbatch);
+  if (joins) {
+    slot.load.next_tokens.assign(d.p.ranges(op.group, op.layer + 1, op.microbatch).size(), 0);
+    slot.load.next_rows.assign(slot.load.next_tokens.size() * num_owners, 0);
+  }
   for (const TokenRange source : exchange.sources()) {
     const auto [begin, end] = chunk_range(source.tokens(), op.chunk, d.p.plan().chunks);
-    all.push_back({{next, next + on_host.size(1)}, routing});
-    next += on_host.size(1);
+    const i64 begins = num_begins(routing);
+    all.push_back({{next, next + begins}, routing});
     check_sizes(d, op, source.device, end - begin, all.back());
+    if (joins) add_next_rows(d, op, source.device, next + begins, all.back(), slot.load);
+    next += told[all.size() - 1].numel();
     slot.load.tokens.push_back(real(end - begin));
     for (std::size_t o = 0; o < num_owners; ++o) {
       slot.load.rows.push_back(real(all.back().rows(o)));

@@ -1,18 +1,29 @@
 #include <algorithm>
 
 #include "hetermoe/comm/codec.h"
-#include "hetermoe/exec/ops/op_functions.h"
+#include "hetermoe/exec/ops/next_routing.h"
 #include "hetermoe/nn/rows.h"
 #include "hetermoe/ops/work.h"
 
 // move: rows to the device that has the next layer's share, or what backward starts from to the device of
-// backward.
+// backward. Where results of experts go to the next layer, the rows are the residual stream, and owners of
+// choices and counts go along.
 namespace hetermoe {
 namespace {
+
+bool joins(const OpContext& d, const Op& op) {
+  return op.phase != Phase::kRecompute && d.p.joins_at(op.group, op.layer, op.microbatch);
+}
+bool carries_owners(const OpContext& d, const Op& op) {
+  return op.phase == Phase::kForward && joins(d, op) && d.p.is_moe(op.layer - 1);
+}
 
 /// What is moved, a row or more per token, in the types in which it travels.
 std::vector<at::Tensor> moved(OpContext& d, const Op& op) {
   const LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
+  const LayerSlot& before = d.slots.layer(op.layer - 1, op.microbatch);
+  if (carries_owners(d, op)) return {encoded(d, op, before.residual), before.owner_TK};
+  if (joins(d, op)) return {encoded(d, op, op.phase == Phase::kForward ? before.residual : before.d_hidden)};
   if (op.phase == Phase::kForward) return {encoded(d, op, slot.move_out)};
   if (op.phase == Phase::kBackward) return {encoded(d, op, slot.d_move)};
   return backward_start(d, op);
@@ -25,12 +36,13 @@ void pack_activations(OpContext& d, const Op& op, Devices participants, std::vec
   const std::vector<at::Tensor> tensors = moved(d, op);
   const TokenRange own = senders.of(d.device());
   for (const TokenRange range : receivers) {
+    Message& message = out[position(participants, range.device)];
     const i64 tokens = shared_tokens(own, range);
-    if (tokens == 0) continue;
-    for (const at::Tensor& tensor : tensors) {
-      out[position(participants, range.device)].tensors.push_back(
-          tensor.narrow(0, std::max(range.begin, own.begin) - own.begin, tokens));
+    for (const at::Tensor& tensor : tokens > 0 ? tensors : std::vector<at::Tensor>()) {
+      message.tensors.push_back(tensor.narrow(0, std::max(range.begin, own.begin) - own.begin, tokens));
     }
+    if (told_by_move(op, d.p, range.device))
+      message.tensors.push_back(d.slots.layer(op.layer - 1, op.microbatch).next_CSO);
   }
 }
 
@@ -54,19 +66,49 @@ void unpack_saved_activations(OpContext& d, const Op& op, Devices participants, 
   set_backward_start(d, op, tensors);
 }
 
+/// The residual stream, and which rows of experts will come from whom.
+void unpack_residual(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in,
+                     std::vector<at::Tensor> rows) {
+  LayerSlot& slot = d.slots.layer(op.layer - 1, op.microbatch);
+  slot.residual = joined(d, std::move(rows));
+  if (!carries_owners(d, op)) return;
+  std::vector<at::Tensor> owners, counts;
+  for (const TokenRange range : d.p.move_of(op).from) {
+    const std::vector<at::Tensor>& tensors = in[position(participants, range.device)].tensors;
+    if (tensors.size() > 1) owners.push_back(d.received(tensors[1]));
+    if (told_by_move(op, d.p, d.device())) counts.push_back(tensors.back());
+  }
+  const at::TensorOptions ints = d.state.options().dtype(at::kInt);
+  slot.owner_TK = owners.empty() ? at::empty({0, d.model.top_k}, ints) : at::cat(owners);
+  take_next(d, op, slot);
+  if (!counts.empty()) take_next_counts(d, op, slot, counts);
+}
+
 void unpack_activations(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
   const auto [senders, receivers] = d.p.move_of(op);
   if (!receivers.has(d.device())) return;
   if (op.phase == Phase::kRecompute) return unpack_saved_activations(d, op, participants, in);
   std::vector<at::Tensor> rows;
   for (const TokenRange range : senders) {
-    for (at::Tensor& part : in[position(participants, range.device)].tensors)
-      rows.push_back(decoded(d, op, part).to(d.state.dtype()));
+    if (shared_tokens(range, receivers.of(d.device())) == 0) continue;
+    const at::Tensor& part = in[position(participants, range.device)].tensors[0];
+    rows.push_back(decoded(d, op, part).to(d.state.dtype()));
   }
-  if (op.phase == Phase::kForward)
-    d.slots.layer(op.layer, op.microbatch).hidden = joined(d, std::move(rows));
-  else
+  if (op.phase == Phase::kBackward)
     d.slots.layer(op.layer - 1, op.microbatch).d_hidden = joined(d, std::move(rows));
+  else if (joins(d, op))
+    unpack_residual(d, op, participants, in, std::move(rows));
+  else
+    d.slots.layer(op.layer, op.microbatch).hidden = joined(d, std::move(rows));
+}
+
+/// What comes with the residual stream.
+void add_next_shapes(OpContext& d, const Op& op, DeviceId peer, i64 tokens, MessageShape& shape) {
+  if (tokens > 0 && carries_owners(d, op)) shape.tensors.push_back({at::kInt, {tokens, d.model.top_k}});
+  const TokenRanges senders = d.p.move_of(op).from;
+  if (!senders.has(peer) || !told_by_move(op, d.p, d.device())) return;
+  const i64 counts = num_next_counts(d, op, op.layer - 1, idx(senders.index_of(peer)));
+  shape.tensors.push_back({at::kInt, {d.p.plan().chunks * counts}});
 }
 
 /// The rows of the tokens that the peer had and this device gets.
@@ -74,12 +116,13 @@ MessageShape expected_activations(OpContext& d, const Op& op, DeviceId peer, con
   const auto [senders, receivers] = d.p.move_of(op);
   const i64 tokens = shared_tokens(senders.of(peer), receivers.of(d.device()));
   MessageShape shape;
-  if (tokens == 0) return shape;
   const Plan& plan = d.p.plan();
   if (op.phase != Phase::kRecompute) {
-    shape.tensors = {encoded_part(wire_of(op, plan), tokens, d.model.hidden)};
+    if (tokens > 0) shape.tensors = {encoded_part(wire_of(op, plan), tokens, d.model.hidden)};
+    add_next_shapes(d, op, peer, tokens, shape);
     return shape;
   }
+  if (tokens == 0) return shape;
   const at::ScalarType theirs = scalar_type(plan.dtype[idx(peer)]);
   shape.tensors.push_back({theirs, {tokens, d.model.hidden}});
   if (!d.p.is_moe(op.layer)) return shape;

@@ -86,10 +86,11 @@ at::Tensor decoded(const OpContext& d, const Op& op, const at::Tensor& received)
 }
 
 MessageShape expected_rows_back(OpContext& d, const Op& op, DeviceId peer) {
-  const std::optional<Exchange::Segment> told = Exchange(op, d.p).segment_between(peer, d.device());
+  const Exchange exchange(op, d.p);
+  const std::optional<Exchange::Segment> told = exchange.segment_between(peer, d.device());
   if (!told) return {};
   const ExchangeLoad& load = d.slots.chunk(op.layer, op.microbatch, op.chunk).load;
-  const auto rows = static_cast<i64>(load.rows_between(told->source, told->owner));
+  const auto rows = static_cast<i64>(exchange.rows_between(load, told->source, told->owner));
   MessageShape shape;
   shape.tensors = {encoded_part(wire_of(op, d.p.plan()), rows, d.model.hidden)};
   if (row_of(op.kind).carries_routing_weights) {

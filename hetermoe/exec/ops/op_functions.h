@@ -74,6 +74,8 @@ std::vector<i64> document_lengths(const OpContext& d, i32 microbatch, i64 begin,
 Sequences sequences_of(const OpContext& d, const Op& op, const std::vector<i64>& documents);
 /// Leaves the gradient of the input of an op's layer where the layer before finds it.
 void give_input_gradient(OpContext& d, const Op& op, const at::Tensor& gradient_TD);
+/// Likewise of stage `stage`, num_layers the head.
+void set_input_gradient(OpContext& d, const Op& op, i32 stage, const at::Tensor& gradient_TD);
 
 /// What backward of an op's layer starts from where it is on another device: the input, and in a layer with
 /// experts the choice of the router.

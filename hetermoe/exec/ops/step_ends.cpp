@@ -37,10 +37,7 @@ void run_head(OpContext& d, const Op& op) {
   HeadResult result =
       head_forward_backward(d.model, d.state.head(), y, targets, d.input->target_count, options);
   d.losses[idx(op.microbatch)] = result.loss;
-  if (d.p.moves_into(op.group, layers, op.microbatch, Phase::kBackward))
-    d.slots.layer(layers, op.microbatch).d_move = result.dy_TD;
-  else
-    d.slots.layer(layers - 1, op.microbatch).d_hidden = result.dy_TD;
+  set_input_gradient(d, op, layers, result.dy_TD);
 }
 
 }  // namespace

@@ -212,8 +212,9 @@ std::optional<Plan> find_any_plan(const PlanRequest& request) {
   return plan;
 }
 
-PlanResult find_plan(const PlanRequest& request) {
-  PlanRequest settled = checked(request);
+namespace {
+
+PlanResult plan_without_idle(PlanRequest settled) {
   const std::vector<DeviceId> idle = std::exchange(settled.limits.idle, {});
   if (idle.empty()) return plan_with_margin(settled);
   const ClusterPart part = part_without(settled.cluster, idle);
@@ -221,6 +222,14 @@ PlanResult find_plan(const PlanRequest& request) {
   of_part.cluster = part.cluster;
   PlanResult result = plan_with_margin(of_part);
   for (Candidate& candidate : result.tried) number_back(candidate, part, settled);
+  return result;
+}
+
+}  // namespace
+
+PlanResult find_plan(const PlanRequest& request) {
+  PlanResult result = plan_without_idle(checked(request));
+  for (Candidate& candidate : result.tried) candidate.plan.made_for = request.cluster.types_text();
   return result;
 }
 

@@ -103,6 +103,7 @@ class Maker {
       ask.stage_attention.assign(idx(stages), static_cast<i64>(ask.attention.size()) / stages);
       ask.stage_experts.assign(idx(stages), static_cast<i64>(ask.experts.size()) / stages);
       ask.head_on = head_on;
+      ask.combine_to = CombineTo::kNext;
       ask.expects_times = false;
       return find_strategy("af_pipe").make(request_.model, request_.cluster, ask);
     }

@@ -155,7 +155,8 @@ class Comparison {
       row.experts_moved.assign(static_cast<std::size_t>(predictor_.model().num_layers), 0);
     }
     if (row.strategy == "af-pipe")
-      row.plan = counted(depth_groups_of(tuned.plan.groups[0]).attention, "depth group");
+      row.plan = counted(depth_groups_of(tuned.plan.groups[0]).attention, "depth group") +
+                 (tuned.plan.combine_to == CombineTo::kNext ? ", combine_to next" : "");
     else if (row.strategy == "sp-ep")
       row.plan = teams_text(tuned.plan.groups[0].layers[0].attention[0]);
     row.memory_bytes = memory_of(predictor_, setting_, tuned.plan);

@@ -78,11 +78,12 @@ struct StrategyRequest : CutOptions {
   /// [num_layers][num_experts] copies over the mean, for balancers that look at loads; empty = even. Rows of
   /// dense layers are not looked at.
   std::vector<std::vector<double>> expert_load;
-  i64 expert_replicas = 0;           ///< for eplb: copies of experts in a layer beyond one of each
-  i32 window = -1;                   ///< microbatches in flight; -1 = the strategy's own
-  Dtype dtype = Dtype::kFp32;        ///< of devices, for strategies that ask for time or memory
-  bool expects_times = true;         ///< af_pipe: sets Plan::expected; else that is left to the caller
-  i64 staleness = 0;                 ///< steps that weights lag: with 1 steps overlap
+  i64 expert_replicas = 0;     ///< for eplb: copies of experts in a layer beyond one of each
+  i32 window = -1;             ///< microbatches in flight; -1 = the strategy's own
+  Dtype dtype = Dtype::kFp32;  ///< of devices, for strategies that ask for time or memory
+  bool expects_times = true;   ///< af_pipe: sets Plan::expected; else that is left to the caller
+  CombineTo combine_to = CombineTo::kSource;  ///< af_pipe: of the plan, for the times that are expected
+  i64 staleness = 0;                          ///< steps that weights lag: with 1 steps overlap
   std::vector<std::string> offload;  ///< what plan.offload will be, for strategies that ask for memory
   TrainedShares trained = {};        ///< likewise, of the model; for time as well
 };

@@ -39,15 +39,18 @@ Tuned tune_depth_groups(Predictor& predictor, const Setting& setting) {
     if (groups > most) break;
     for (const i64 count : microbatch_counts(setting.sequences, (attention + groups - 1) / groups)) {
       for (const HeadOn head_on : {HeadOn::kExperts, HeadOn::kAttention}) {
-        StrategyRequest request = request_of(setting, count);
-        request.depth_groups = {groups};
-        request.head_on = head_on;
-        Plan plan = find_strategy("af_pipe").make(predictor.model(), predictor.cluster(), request);
-        apply(setting, plan);
-        // Fewer are in flight where more have no room.
-        for (const i64 each : {4, 2, 1}) {
-          consider(plan, each * groups);
-          if (best.had_room() || each * groups >= count) break;
+        for (const CombineTo combine_to : {CombineTo::kSource, CombineTo::kNext}) {
+          StrategyRequest request = request_of(setting, count);
+          request.depth_groups = {groups};
+          request.head_on = head_on;
+          request.combine_to = combine_to;
+          Plan plan = find_strategy("af_pipe").make(predictor.model(), predictor.cluster(), request);
+          apply(setting, plan);
+          // Fewer are in flight where more have no room.
+          for (const i64 each : {4, 2, 1}) {
+            consider(plan, each * groups);
+            if (best.had_room() || each * groups >= count) break;
+          }
         }
       }
     }

@@ -78,6 +78,7 @@ class JobRuns {
     const auto& tell = options_.hooks.on_note;
     tell(training_line(job_, model_, data));
     for (const std::string& note : usual_notes(job_, model_)) tell(note);
+    if (const std::string note = other_devices_note(runs_[0].plan, cluster_); !note.empty()) tell(note);
     if (const std::string note = balance_note(job_, model_); !note.empty()) tell(note);
     if (const std::string note = clock_note(job_, cluster_); !note.empty()) tell(note);
     for (const std::string& note : conversation_notes(data)) tell(note);
