@@ -54,7 +54,7 @@ BENCHMARK_CAPTURE(find, 3_types_of_256, {{"A100-40", 256}, {"V100", 256}, {"T4",
 /// a per cent count as one; instances that take the oracle more than most_simulated simulations are left
 /// out.
 template <class Oracle>
-void oracle(benchmark::State& state, PlanRequest (*request_of)(u64, const testing::SmallSizes&)) {
+void solve(benchmark::State& state, PlanRequest (*request_of)(u64, const testing::SmallSizes&)) {
   constexpr double kTolerance = 0.01;
   const auto first = static_cast<u64>(state.range(4));
   double worst = 0, near = 0, solved = 0;
@@ -74,14 +74,19 @@ void oracle(benchmark::State& state, PlanRequest (*request_of)(u64, const testin
   state.counters["worst_percent"] = 100 * worst;
 }
 
-BENCHMARK_CAPTURE(oracle<testing::StageOracle>, stages, testing::small_pipeline_request)
+/// Pipelines alone.
+void stage_oracle(benchmark::State& state) {
+  solve<testing::StageOracle>(state, testing::small_pipeline_request);
+}
+void oracle(benchmark::State& state) { solve<testing::PlanOracle>(state, testing::small_request); }
+
+BENCHMARK(stage_oracle)
     ->ArgNames({"layers", "experts", "devices", "instances", "first_seed", "most_simulated"})
-    ->Args({2, 4, 3, 100, 1, 20000})
-    ->Args({4, 4, 4, 100, 1, 20000})
+    ->Args({6, 4, 4, 500, 1, 20000})
     ->Iterations(1)
     ->Unit(benchmark::kSecond);
 
-BENCHMARK_CAPTURE(oracle<testing::PlanOracle>, one_stage, testing::small_request)
+BENCHMARK(oracle)
     ->ArgNames({"layers", "experts", "devices", "instances", "first_seed", "most_simulated"})
     ->Args({2, 4, 3, 500, 1, 20000})
     ->Args({2, 4, 3, 500, 11000, 20000})

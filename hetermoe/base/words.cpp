@@ -8,6 +8,7 @@ namespace hetermoe {
 
 std::string plural_of(std::string_view noun) {
   const std::string word(noun);
+  if (word.ends_with("matrix")) return word.substr(0, word.size() - 1) + "ces";
   for (const char* hiss : {"s", "x", "ch", "sh"}) {
     if (word.ends_with(hiss)) return word + "es";
   }

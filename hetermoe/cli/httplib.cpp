@@ -30,6 +30,7 @@ void serve_live(LiveRun& run, int port, const std::function<void(int)>& began) {
   constexpr time_t kMostWait = 2;  // seconds
   server.new_task_queue = [] { return new httplib::ThreadPool(kThreads); };
   server.set_read_timeout(kMostWait);
+  server.set_write_timeout(kMostWait);
   server.set_keep_alive_timeout(kMostWait);
   // No page takes a body: it is not read, so nothing else can be read from the connection after it.
   server.set_keep_alive_max_count(1);

@@ -11,6 +11,22 @@
 namespace hetermoe {
 namespace {
 
+std::string digits_of(std::string_view text) {
+  std::string out;
+  for (const char c : text)
+    if (c >= '0' && c <= '9') out += c;
+  return out;
+}
+
+/// The known families, and the nearest name of the same version: deepseek_v32 is no slip for deepseek_v2.
+std::string known_families_hint(const std::string& type) {
+  std::vector<std::string> same_version;
+  for (const std::string& name : known_model_types())
+    if (digits_of(name) == digits_of(type)) same_version.push_back(name);
+  const std::string near = nearest_name(type, same_version), all = known_names_hint("", known_model_types());
+  return near.empty() ? all : fmt::format("{} Did you mean \"{}\"?", all, near);
+}
+
 const ModelFamily& family_in(const HfReader& in) {
   const std::string type = in.read_or<std::string>({"model_type"}, "");
   std::string architecture;
@@ -24,7 +40,7 @@ const ModelFamily& family_in(const HfReader& in) {
   if (type.empty())
     fail<ConfigError>(in.where("model_type"), "missing.{}", known_names_hint("", known_model_types()));
   fail<ConfigError>(in.where("model_type"), "unknown model family: got \"{}\".{}", type,
-                    known_names_hint(type, known_model_types()));
+                    known_families_hint(type));
 }
 
 // --- the pieces of a model ---

@@ -11,6 +11,7 @@ TEST(Words, OneIsNoPlural) {
   EXPECT_EQ(counted(std::size_t{12}, "process"), "12 processes");
   EXPECT_EQ(counted(2, "entry"), "2 entries");
   EXPECT_EQ(counted(2, "day"), "2 days");
+  EXPECT_EQ(counted(2, "matrix"), "2 matrices");
 }
 
 TEST(Words, VerbsAgree) {

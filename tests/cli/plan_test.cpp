@@ -216,6 +216,15 @@ TEST(CompareCommand, PredictsTunedStrategiesInTheShapeOfTheContract) {
   EXPECT_GE(rows[4]["tokens_per_s"], rows[0]["tokens_per_s"]);
 }
 
+/// The batch is named, and what the ratios are of.
+TEST(CompareCommand, SaysItsBatchAndWhatIsOne) {
+  const ProgramResult result = run_hetermoe({"compare", "--model", "d1", "--cluster", "o1", "--seq", "4096",
+                                             "--sequences", "24", "--strategy", "zebra,ep"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  for (const char* said : {"zebra = 1", "sequences", "24", "tokens/s"})
+    EXPECT_TRUE(contains(result.out, said)) << said << "\n" << result.out;
+}
+
 TEST(PlanCommand, FollowsWhatIsTrained) {
   const auto step_of = [](std::vector<std::string> more) {
     more.insert(more.begin(), {"plan", "--model", "demo", "--cluster", "demo", "--seq", "256", "--sequences",

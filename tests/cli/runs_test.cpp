@@ -108,6 +108,21 @@ TEST(OutputFolder, OfALivingRunIsRefusedWithItsOwner) {
   EXPECT_FALSE(std::filesystem::exists(folder / "run/.lock"));
 }
 
+TEST(OutputFolder, TwoRunsDoNotShareTheFolderOfTheirWeights) {
+  const WorkFolder folder;
+  const std::vector<std::string> saves = {"--train.save_hf", folder / "weights",  "--train.steps",
+                                          "100000",          "--train.log_every", "1"};
+  Child first(HM_BINARY_DIR "/hetermoe", short_train(folder, saves));
+  wait_for([&] { return first.out(); }, "step 2/");
+  const ProgramResult second = run_hetermoe(
+      short_train(folder, {"--train.save_hf", folder / "weights", "--output", folder / "other"}));
+  EXPECT_EQ(second.code, 2) << second.out;
+  EXPECT_TRUE(contains(second.err, "[train.save_hf] " + (folder / "weights") + " is in use by process "))
+      << second.err;
+  first.signal(SIGKILL);
+  first.wait();
+}
+
 TEST(Interrupted, ARunEndsWithTheCodeOfItsSignalAndLaunchPassesItOn) {
   std::signal(SIGHUP, SIG_DFL);  // these tests may run under nohup
   for (const auto& [signal, name] : std::vector<std::pair<int, std::string>>{

@@ -78,8 +78,9 @@ TEST_P(AdaptersOnHosts, TakeMemoryAsIsPredictedToTheByte) {
       for (DeviceState* state : session.states()) {
         const MemoryUse use = sizes.state(state->device());
         EXPECT_EQ(use.state(), static_cast<double>(state->store().bytes())) << named.name << name_of(dtype);
-        const bool is_host = state->device() >= cluster.num_devices();
-        EXPECT_EQ(is_host, use.gradients + use.optimizer == 0) << named.name << state->device();
+        // A device of roundpipe may have no turn, and keeps nothing.
+        const bool has_adapters = state->device() < cluster.num_devices() && use.state() > 0;
+        EXPECT_EQ(has_adapters, use.gradients + use.optimizer > 0) << named.name << state->device();
       }
     });
   }

@@ -29,7 +29,7 @@ TEST(Session, FreshlyInitializedModelEqualsTheReference) {
                 1e-12);
     EXPECT_TRUE(at::equal(validation.counts_LE, result.counts_LE)) << named.name;
   }
-  EXPECT_EQ(starts.size(), 13);
+  EXPECT_EQ(starts.size(), 14);
 }
 
 }  // namespace

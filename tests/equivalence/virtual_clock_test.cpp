@@ -112,7 +112,7 @@ TEST(VirtualClock, EqualsTheSimulationForEveryStrategy) {
       }
     }
   }
-  EXPECT_EQ(runs, 2 * (1 + 4 * 13));
+  EXPECT_EQ(runs, 2 * (1 + 4 * 14));
   EXPECT_LT(num_expected, runs / 4);  // the routing of the run matters: the replay is no accident
 }
 

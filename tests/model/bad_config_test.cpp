@@ -43,6 +43,12 @@ TEST(BadConfig, UnknownFamilyListsTheKnownOnes) {
       "[config.json model_type] unknown model family: got \"mixtrl\". Known: mixtral, qwen3_moe, olmoe, "
       "deepseek_v2, deepseek_v3, llama, qwen3, mistral, kimi_k2, qwen2, qwen2_moe, glm4_moe, minimax_m2, "
       "ernie4_5_moe, gpt_oss. Did you mean \"mixtral\"?");
+  // Another version is not a slip of the keyboard.
+  for (const char* other : {"deepseek_v32", "olmo2", "qwen3_5_moe"}) {
+    const std::string error = config_error(with(small("mixtral"), "model_type", other));
+    EXPECT_NE(error.find("unknown model family"), std::string::npos) << error;
+    EXPECT_EQ(error.find("Did you mean"), std::string::npos) << error;
+  }
   EXPECT_EQ(config_error(Json::object()).substr(0, 34), "[config.json model_type] missing. ");
 }
 

@@ -314,7 +314,15 @@ TEST(Checkpoint, NumbersThatNoRunWritesAreDamage) {
                                                  {"files", {{"model.safetensors", text}}},
                                                  {"version", 1},
                                                  {"run", 2}}) {
-    EXPECT_NE(error_with(key, value), "no error") << key << " " << value.dump();
+    const std::string error = error_with(key, value);
+    EXPECT_NE(error, "no error") << key << " " << value.dump();
+    EXPECT_EQ(error.find("json.exception"), std::string::npos) << error;
+  }
+  for (const char* whole_file : {"[]", "{\"checksum\": 3}", "3"}) {
+    write_text(newest / "checkpoint.json", whole_file);
+    const std::string error = error_of<IoError>([&] { read_checkpoint(newest); });
+    EXPECT_NE(error, "no error") << whole_file;
+    EXPECT_EQ(error.find("json.exception"), std::string::npos) << error;
   }
 }
 

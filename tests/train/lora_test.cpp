@@ -16,6 +16,13 @@ Settings adapted(Settings more) {
   return more;
 }
 
+/// What LLaMA-Factory's users type first.
+TEST(LoraRun, ADenseModelNeedsARankAlone) {
+  const WorkFolder folder;
+  TinyRun run(folder.path(), {{"model", "tiny-llama"}, {"strategy", "ep"}, {"train.lora.rank", "2"}});
+  EXPECT_FALSE(run.run(Checkpoints::kOff).outcome.records.empty());
+}
+
 TEST(LoraRun, LearnsAndLeavesTheMatricesAsTheyAre) {
   const WorkFolder folder;
   TinyRun begin(folder / "begin", adapted({{"train.steps", "0"}}));

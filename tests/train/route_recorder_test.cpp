@@ -142,6 +142,21 @@ TEST(RouteRecorder, AResumedRunSaysThatItsTraceWasCut) {
   }
 }
 
+TEST(RouteRecorder, AResumedRunSaysThatItsTraceIsGone) {
+  const WorkFolder folder;
+  const std::string trace = folder / "gone.routes";
+  const Settings settings = in_fp64({{"checkpoint.every", "2"}, {"routing.record", trace}});
+  TinyRun first(folder / "run", settings);
+  first.job.train.steps = 4;
+  first.run();
+  std::filesystem::remove(trace);
+  TinyRun again(folder / "run", settings);
+  const std::vector<std::string> notes = again.run().outcome.notes;
+  const std::string said =
+      "routing.record: " + trace + " is not there and begins at step 5: steps before that are not in it";
+  EXPECT_EQ(std::count(notes.begin(), notes.end(), said), 1) << ::testing::PrintToString(notes);
+}
+
 TEST(RouteRecorder, ATraceUnderTheRunsPlanIsWhatTheExecutorReported) {
   const WorkFolder folder;
   TinyRun run(folder / "run", in_fp64({{"strategy", "zebra"},

@@ -35,17 +35,21 @@ namespace hetermoe {
 namespace {
 
 constexpr i64 kNoLimit = 1 << 30;
-constexpr double kBinds = 0.995;        ///< a bound binds when estimates without it are lower by more
-constexpr i64 kPipelines = 16;          ///< that are simulated
-constexpr i64 kBoundedPlans = 8;        ///< with several types in a stage, or depth groups, likewise
-constexpr i64 kPipelinesAlike = 3;      ///< of the same classes, stage by stage, in as many groups
-constexpr double kPipelineRatio = 1.1;  ///< estimate over the best step, of those that are
-constexpr double kFewDevicesRatio =
-    1.4;  ///< likewise in small clusters, where stages of one device have short steps
+constexpr double kBinds = 0.995;   ///< a bound binds when estimates without it are lower by more
+constexpr i64 kBoundedPlans = 8;   ///< with several types in a stage, or depth groups, that are simulated
 constexpr i64 kGoodSequences = 8;  ///< such a part of the budget for each number of sequences near it
 constexpr Seconds kNever = std::numeric_limits<Seconds>::infinity();
 constexpr i64 kFewDevicesToVary = 64;  ///< of clusters where single layers of pipelines are moved
 constexpr i64 kMostNearby = 300;       ///< devices of a cluster whose parts are searched, too
+
+/// Which pipelines are simulated.
+struct PipelineWidth {
+  i64 all, alike;             ///< at most; of the same classes, stage by stage, in as many groups
+  double max_estimate_ratio;  ///< estimate over the best step
+};
+constexpr PipelineWidth kPipelines = {.all = 16, .alike = 3, .max_estimate_ratio = 1.1};
+/// In small clusters, where simulations are cheap and stages have short steps that the estimate misjudges.
+constexpr PipelineWidth kFewDevicesPipelines = {.all = 64, .alike = 6, .max_estimate_ratio = 1.4};
 
 /// How wide the search is. Rounds go on while the budget lasts: on small instances, where simulations are
 /// cheap, to the sketches that the estimate misjudges.
@@ -337,14 +341,15 @@ class Search {
     const i64 budget = evaluator_.budget();
     const PipelineRanking ranking = rank_pipelines(evaluator_.rates(), has_best() ? best_step() : kNever);
     num_pipelines_ = ranking.num_weighed;
-    const double ratio = request_.cluster.num_devices() <= kSmallCluster ? kFewDevicesRatio : kPipelineRatio;
-    i64 left = kPipelines;
+    const PipelineWidth& width =
+        request_.cluster.num_devices() <= kSmallCluster ? kFewDevicesPipelines : kPipelines;
+    i64 left = width.all;
     std::map<std::pair<i64, std::vector<std::size_t>>, i64> alike;
     for (const PipelineShape& shape : ranking.shapes) {
-      const bool may_win = !has_best() || shape.estimate < ratio * best_step();
+      const bool may_win = !has_best() || shape.estimate < width.max_estimate_ratio * best_step();
       if (left == 0 || evaluator_.budget() <= 0 || !may_win) break;
       i64& count = alike[{shape.order.groups, classes_of(shape)}];
-      if (count >= kPipelinesAlike) continue;
+      if (count >= width.alike) continue;
       if (evaluator_.evaluate(make_pipeline(evaluator_.rates(), shape)) >= 0) --left, ++count;
     }
     if (evaluator_.empty() && !ranking.shapes.empty()) {

@@ -156,6 +156,8 @@ auto with_io_errors(const fs::path& path, F&& read) {
     throw IoError(error.what());
   } catch (const Error&) {
     throw;
+  } catch (const Json::exception&) {
+    fail<IoError>(path.string(), "is damaged: a value is missing, or of another type than runs write");
   } catch (const std::exception& error) {
     fail<IoError>(path.string(), "is damaged: {}", error.what());
   }

@@ -98,6 +98,10 @@ RouteRecorder::RouteRecorder(const Job& job, const ModelConfig& model, const Pro
     writer_.emplace(path, header);
     return;
   }
+  if (!std::filesystem::exists(path))
+    note_ =
+        fmt::format("routing.record: {} is not there and begins at step {}: steps before that are not in it",
+                    path.string(), first_step + 1);
   writer_.emplace(RoutingWriter::resume(path, header, first_step + 1));
   const i64 expected = (first_step - 1) / options_.every * options_.every + 1;
   if (writer_->last_step().value_or(expected) < expected)
