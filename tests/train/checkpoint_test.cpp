@@ -297,6 +297,7 @@ TEST(Checkpoint, NumbersThatNoRunWritesAreDamage) {
     return error_of<IoError>([&] { read_checkpoint(newest); });
   };
   EXPECT_EQ(error_with("step", 6), "no error");
+  const auto is_told = [](const std::string& e) { return e != "no error" && e.find("json.") == e.npos; };
   const Json text = "x";
   for (const auto& [key, value] :
        std::vector<std::pair<const char*, Json>>{{"step", -1},
@@ -314,15 +315,11 @@ TEST(Checkpoint, NumbersThatNoRunWritesAreDamage) {
                                                  {"files", {{"model.safetensors", text}}},
                                                  {"version", 1},
                                                  {"run", 2}}) {
-    const std::string error = error_with(key, value);
-    EXPECT_NE(error, "no error") << key << " " << value.dump();
-    EXPECT_EQ(error.find("json.exception"), std::string::npos) << error;
+    EXPECT_TRUE(is_told(error_with(key, value))) << key << " " << value.dump();
   }
   for (const char* whole_file : {"[]", "{\"checksum\": 3}", "3"}) {
     write_text(newest / "checkpoint.json", whole_file);
-    const std::string error = error_of<IoError>([&] { read_checkpoint(newest); });
-    EXPECT_NE(error, "no error") << whole_file;
-    EXPECT_EQ(error.find("json.exception"), std::string::npos) << error;
+    EXPECT_TRUE(is_told(error_of<IoError>([&] { read_checkpoint(newest); }))) << whole_file;
   }
 }
 

@@ -280,8 +280,7 @@ Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& c
   request.sequences = job.train.sequences;
   request.microbatches = job.train.microbatches;
   request.attention = options.attention, request.experts = options.experts;
-  request.attention_weights = options.attention_weights;
-  request.expert_weights = options.expert_weights;
+  request.attention_weights = options.attention_weights, request.expert_weights = options.expert_weights;
   request.window = options.window;
   request.dtype = emulated_dtype(job, options.attention_dtype.value_or(Dtype::kFp32));
   request.combine_to = options.combine_to;
@@ -301,6 +300,7 @@ Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& c
   if (options.shard_weights) shard_weights(plan);
   offload(plan, model, cluster, options.offload, "plan.offload");
   set_dtypes(plan, options);
+  plan.made_for = cluster.types_text();
   return plan;
 }
 
@@ -400,21 +400,12 @@ std::vector<std::string> plan_faults(const Job& job, const Plan& plan, const Mod
   return faults;
 }
 
-std::string other_devices_note(const Plan& plan, const Cluster& cluster) {
-  const std::string own = cluster.types_text();
-  if (plan.made_for.empty() || plan.made_for == own) return "";
-  return fmt::format(
-      "the plan was made for {}, and cluster {} has {}: another plan may be faster there (hetermoe plan)",
-      plan.made_for, cluster.name, own);
-}
-
 Plan make_job_plan(const Job& job, const ModelConfig& model, const Cluster& cluster) {
   check_router_bias(job.train, model);
   check_router_training(job, model);
   lora_of(job.train, model);
   const bool from_file = !job.plan.file.empty();
   Plan plan = from_file ? plan_of_file(job) : plan_of_strategy(job, model, cluster);
-  if (!from_file) plan.made_for = cluster.types_text();
   std::vector<std::string> faults = plan_faults(job, plan, model, cluster);
   if (faults.empty() && divides_in_step(job)) {
     plan = divided_in_step(job, std::move(plan), model, cluster);

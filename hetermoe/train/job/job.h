@@ -411,10 +411,6 @@ Job job_of_strategy(const Job& job, const std::string& strategy, const std::vect
 std::vector<std::string> plan_faults(const Job& job, const Plan& plan, const ModelConfig& model,
                                      const Cluster& cluster);
 
-/// That a plan was made for other types of devices than the cluster has, in words; empty = it was not, or
-/// does not say.
-std::string other_devices_note(const Plan& plan, const Cluster& cluster);
-
 /// The plan of a job: the file it names, or what its strategy makes. Checked against model and cluster;
 /// throws ConfigError with all faults.
 Plan make_job_plan(const Job& job, const ModelConfig& model, const Cluster& cluster);

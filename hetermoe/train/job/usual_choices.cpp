@@ -47,4 +47,12 @@ std::vector<std::string> usual_notes(const Job& job, const ModelConfig& model) {
   return out;
 }
 
+std::string other_devices_note(const Plan& plan, const Cluster& cluster) {
+  const std::string own = cluster.types_text();
+  if (plan.made_for.empty() || plan.made_for == own) return "";
+  return fmt::format(
+      "the plan was made for {}, and cluster {} has {}: another plan may be faster there (hetermoe plan)",
+      plan.made_for, cluster.name, own);
+}
+
 }  // namespace hetermoe

@@ -4,7 +4,7 @@
 
 #include "hetermoe/train/job/job.h"
 
-// Values that nobody wrote in a job and that follow from others of it.
+// Values that nobody wrote in a job and that follow from others of it; what a run says of its job.
 namespace hetermoe {
 
 /// Fills them in and sets `job.usual`. file, flags: what is written, as a job.
@@ -12,5 +12,9 @@ void settle_usual(const Json& file, const Json& flags, Job& job);
 
 /// What a run should say of them: a sentence each.
 std::vector<std::string> usual_notes(const Job& job, const ModelConfig& model);
+
+/// That a plan was made for other types of devices than the cluster has, in words; empty = it was not, or
+/// does not say.
+std::string other_devices_note(const Plan& plan, const Cluster& cluster);
 
 }  // namespace hetermoe
