@@ -94,25 +94,54 @@ inline bool price_layers(const PlanRequest& r, Plan plan, const std::vector<std:
   return true;
 }
 
-/// The least step over: equal microbatches of every number, every share of their sequences (the same in all
-/// layers), every count of experts per device and layer, every window, with recomputation or without, the
-/// optimizer sharded or not. One group. Equal devices (same type, speed and node) may swap what they do, so
-/// only one order of each such set is looked at.
-class PlanOracle {
+/// The fastest plan that an exact search has seen, and how much it has simulated.
+class OracleSearch {
  public:
-  enum class Search { kExhaustive, kBranchAndBound };
-
-  /// Looks for steps below `incumbent` only. kBranchAndBound leaves out what StepBound says is no faster.
-  PlanOracle(const PlanRequest& request, Seconds incumbent, Search search = Search::kBranchAndBound)
-      : r_(request),
-        predictor_(request.model, request.cluster, request.software),
-        best_(incumbent),
-        bounded_(search == Search::kBranchAndBound) {}
+  /// Looks for steps below `incumbent` only.
+  OracleSearch(const PlanRequest& request, Seconds incumbent)
+      : r_(request), predictor_(request.model, request.cluster, request.software), best_(incumbent) {}
 
   /// Gives up after so many simulations.
   void limit(i64 simulations) { most_simulated_ = simulations; }
   /// It did not give up.
   bool solved() const { return num_simulated_ < most_simulated_; }
+  i64 num_simulated() const { return num_simulated_; }
+  /// Without groups when no plan is faster than the incumbent.
+  const Plan& best_plan() const { return best_plan_; }
+
+ protected:
+  /// Simulates the plan where its devices have room.
+  void consider(const Plan& plan) {
+    if (!overfilled_device(estimate_memory(plan, r_.model, {}, {}, r_.routing.margin), r_.cluster).empty())
+      return;
+    const Seconds step = predictor_.predict(plan).step;
+    ++num_simulated_;
+    if (step >= best_) return;
+    best_ = step;
+    best_plan_ = plan;
+  }
+
+  const PlanRequest& r_;
+  Predictor predictor_;
+  Seconds best_;
+  Plan plan_;  ///< that is being made
+
+ private:
+  Plan best_plan_;
+  i64 num_simulated_ = 0, most_simulated_ = std::numeric_limits<i64>::max();
+};
+
+/// The least step over: equal microbatches of every number, every share of their sequences (the same in all
+/// layers), every count of experts per device and layer, every window, with recomputation or without, the
+/// optimizer sharded or not. One group. Equal devices (same type, speed and node) may swap what they do, so
+/// only one order of each such set is looked at.
+class PlanOracle : public OracleSearch {
+ public:
+  enum class Search { kExhaustive, kBranchAndBound };
+
+  /// Looks for steps below `incumbent` only. kBranchAndBound leaves out what StepBound says is no faster.
+  PlanOracle(const PlanRequest& request, Seconds incumbent, Search search = Search::kBranchAndBound)
+      : OracleSearch(request, incumbent), bounded_(search == Search::kBranchAndBound) {}
 
   /// `incumbent` when no plan is faster.
   Seconds best() {
@@ -130,9 +159,6 @@ class PlanOracle {
     }
     return best_;
   }
-  /// Without groups when no plan is faster than the incumbent.
-  const Plan& best_plan() const { return best_plan_; }
-  i64 num_simulated() const { return num_simulated_; }
 
  private:
   i64 num_microbatches() const { return static_cast<i64>(plan_.groups[0].microbatches.size()); }
@@ -176,7 +202,7 @@ class PlanOracle {
              const std::vector<DeviceId>& twins) {
     if (!solved() || (bounded_ && bound.bound(prefix) >= best_)) return;
     if (layer == plan_.groups[0].layers.size()) {
-      simulate();
+      consider(plan_);
       return;
     }
     for (std::size_t c = 0; c < counts_.size(); ++c) {
@@ -187,23 +213,8 @@ class PlanOracle {
     }
   }
 
-  void simulate() {
-    if (!overfilled_device(estimate_memory(plan_, r_.model, {}, {}, r_.routing.margin), r_.cluster).empty())
-      return;
-    const Seconds step = predictor_.predict(plan_).step;
-    ++num_simulated_;
-    if (step >= best_) return;
-    best_ = step;
-    best_plan_ = plan_;
-  }
-
-  const PlanRequest& r_;
-  Predictor predictor_;
-  Seconds best_;
   bool bounded_;
-  Plan plan_, best_plan_;
   std::vector<std::vector<i64>> counts_;  // of a layer
-  i64 num_simulated_ = 0, most_simulated_ = std::numeric_limits<i64>::max();
 };
 
 /// How much slower the planner's best is than the optimum of the family; 0 also when it is faster. Gaps below

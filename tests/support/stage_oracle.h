@@ -19,17 +19,9 @@ struct StageChoice {
 /// layers of each, equal microbatches of every number, every share of their sequences and every count of
 /// experts on the devices of a stage, one or two microbatches at a time, with recomputation or without, the
 /// optimizer sharded or not.
-class StageOracle {
+class StageOracle : public OracleSearch {
  public:
-  /// Looks for steps below `incumbent` only.
-  StageOracle(const PlanRequest& request, Seconds incumbent)
-      : r_(request), predictor_(request.model, request.cluster, request.software), best_(incumbent) {}
-
-  /// Gives up after so many simulations.
-  void limit(i64 simulations) { most_simulated_ = simulations; }
-  bool solved() const { return num_simulated_ < most_simulated_; }  ///< it did not give up
-  i64 num_simulated() const { return num_simulated_; }
-  const Plan& best_plan() const { return best_plan_; }  ///< without groups: none is faster than the incumbent
+  using OracleSearch::OracleSearch;
 
   /// `incumbent` when no plan is faster.
   Seconds best() {
@@ -173,26 +165,10 @@ class StageOracle {
       }
     }
     for (plan_.window = 1; plan_.window <= std::min<i64>(2, num_microbatches()); ++plan_.window)
-      for (const bool shard : {false, true}) consider(shard);
+      for (const bool shard : {false, true}) plan_.shard_optimizer = shard, consider(plan_);
   }
 
-  void consider(bool shard_optimizer) {
-    plan_.shard_optimizer = shard_optimizer;
-    if (!overfilled_device(estimate_memory(plan_, r_.model, {}, {}, r_.routing.margin), r_.cluster).empty())
-      return;
-    const Seconds step = predictor_.predict(plan_).step;
-    ++num_simulated_;
-    if (step >= best_) return;
-    best_ = step;
-    best_plan_ = plan_;
-  }
-
-  const PlanRequest& r_;
-  Predictor predictor_;
-  Seconds best_;
-  Plan plan_, best_plan_;
   std::map<u64, std::vector<StageChoice>> choices_;  // by bits of devices
-  i64 num_simulated_ = 0, most_simulated_ = std::numeric_limits<i64>::max();
 };
 
 /// A random instance with the layers and the slow links that make pipelines worth while.
