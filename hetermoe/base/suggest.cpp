@@ -49,8 +49,13 @@ std::string nearest_name(std::string_view got, const std::vector<std::string>& k
 }
 
 std::string known_names_hint(std::string_view got, const std::vector<std::string>& known) {
+  return known_names_hint(got, known, known);
+}
+
+std::string known_names_hint(std::string_view got, const std::vector<std::string>& known,
+                             const std::vector<std::string>& askable) {
   std::string text = fmt::format(" Known: {}.", fmt::join(known, ", "));
-  const std::string near = nearest_name(got, known);
+  const std::string near = nearest_name(got, askable);
   if (!near.empty()) text += fmt::format(" Did you mean \"{}\"?", near);
   return text;
 }

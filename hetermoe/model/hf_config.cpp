@@ -23,8 +23,7 @@ std::string known_families_hint(const std::string& type) {
   std::vector<std::string> same_version;
   for (const std::string& name : known_model_types())
     if (digits_of(name) == digits_of(type)) same_version.push_back(name);
-  const std::string near = nearest_name(type, same_version), all = known_names_hint("", known_model_types());
-  return near.empty() ? all : fmt::format("{} Did you mean \"{}\"?", all, near);
+  return known_names_hint(type, known_model_types(), same_version);
 }
 
 const ModelFamily& family_in(const HfReader& in) {

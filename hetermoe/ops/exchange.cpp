@@ -44,10 +44,17 @@ std::vector<NextSegment> next_segments(const Placement& placement, i32 group, i3
   return out;
 }
 
+bool carries_residual(const Op& move, const Placement& placement) {
+  return move.phase != Phase::kRecompute && placement.joins_at(move.group, move.layer, move.microbatch);
+}
+
+bool carries_owners(const Op& move, const Placement& placement) {
+  return move.phase == Phase::kForward && carries_residual(move, placement) &&
+         placement.is_moe(move.layer - 1);
+}
+
 bool told_by_move(const Op& move, const Placement& placement, DeviceId receiver) {
-  if (move.phase != Phase::kForward || !placement.joins_at(move.group, move.layer, move.microbatch))
-    return false;
-  if (!placement.is_moe(move.layer - 1)) return false;
+  if (!carries_owners(move, placement)) return false;
   Op before = move;
   --before.layer;
   return !placement.is_owner(before, receiver) &&

@@ -78,6 +78,11 @@ struct NextSegment {
 /// `layer` does not join results (Placement::joins_at).
 std::vector<NextSegment> next_segments(const Placement& placement, i32 group, i32 layer, i32 microbatch,
                                        i32 chunk);
+/// The move carries the residual stream of the layer before, or in backward the gradient of its output: its
+/// results go to `move.layer` by themselves (Placement::joins_at).
+bool carries_residual(const Op& move, const Placement& placement);
+/// With the residual stream travel the owners of each token's choices.
+bool carries_owners(const Op& move, const Placement& placement);
 /// A device of the next layer takes no part in the dispatches of the layer before: the move of the residual
 /// stream tells it the counts (Buffer::kLoad).
 bool told_by_move(const Op& move, const Placement& placement, DeviceId receiver);

@@ -30,7 +30,7 @@ void accesses_of_residual(AccessList& list) {
 
 void move_accesses(AccessList& list) {
   const i32 layer = list.op.layer;
-  if (list.op.phase != Phase::kRecompute && list.joins_at(layer)) return accesses_of_residual(list);
+  if (carries_residual(list.op, list.p)) return accesses_of_residual(list);
   switch (list.op.phase) {
     case Phase::kForward:
       if (list.has_range(layer - 1)) list.read(Buffer::kMoveOut);
@@ -55,12 +55,6 @@ bool move_occurs_in(const Op& op, const Placement& placement) {
 /// With a frozen embedding nobody wants the gradient of its rows.
 bool has_work(const Op& op, const Placement& placement) {
   return op.layer > 0 || op.phase != Phase::kBackward || placement.needs_input_gradient(0);
-}
-
-/// Owners of each token's choices travel with the residual stream.
-bool carries_owners(const Op& op, const Placement& p) {
-  return op.phase == Phase::kForward && p.joins_at(op.group, op.layer, op.microbatch) &&
-         p.is_moe(op.layer - 1);
 }
 
 /// Bytes of a token. What backward starts from travels as the devices have it: the row, expert ids (8 bytes

@@ -11,19 +11,13 @@
 namespace hetermoe {
 namespace {
 
-bool joins(const OpContext& d, const Op& op) {
-  return op.phase != Phase::kRecompute && d.p.joins_at(op.group, op.layer, op.microbatch);
-}
-bool carries_owners(const OpContext& d, const Op& op) {
-  return op.phase == Phase::kForward && joins(d, op) && d.p.is_moe(op.layer - 1);
-}
-
 /// What is moved, a row or more per token, in the types in which it travels.
 std::vector<at::Tensor> moved(OpContext& d, const Op& op) {
   const LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
   const LayerSlot& before = d.slots.layer(op.layer - 1, op.microbatch);
-  if (carries_owners(d, op)) return {encoded(d, op, before.residual), before.owner_TK};
-  if (joins(d, op)) return {encoded(d, op, op.phase == Phase::kForward ? before.residual : before.d_hidden)};
+  if (carries_owners(op, d.p)) return {encoded(d, op, before.residual), before.owner_TK};
+  if (carries_residual(op, d.p))
+    return {encoded(d, op, op.phase == Phase::kForward ? before.residual : before.d_hidden)};
   if (op.phase == Phase::kForward) return {encoded(d, op, slot.move_out)};
   if (op.phase == Phase::kBackward) return {encoded(d, op, slot.d_move)};
   return backward_start(d, op);
@@ -38,9 +32,8 @@ void pack_activations(OpContext& d, const Op& op, Devices participants, std::vec
   for (const TokenRange range : receivers) {
     Message& message = out[position(participants, range.device)];
     const i64 tokens = shared_tokens(own, range);
-    for (const at::Tensor& tensor : tokens > 0 ? tensors : std::vector<at::Tensor>()) {
-      message.tensors.push_back(tensor.narrow(0, std::max(range.begin, own.begin) - own.begin, tokens));
-    }
+    for (std::size_t i = 0; tokens > 0 && i < tensors.size(); ++i)
+      message.tensors.push_back(tensors[i].narrow(0, std::max(range.begin, own.begin) - own.begin, tokens));
     if (told_by_move(op, d.p, range.device))
       message.tensors.push_back(d.slots.layer(op.layer - 1, op.microbatch).next_CSO);
   }
@@ -71,7 +64,7 @@ void unpack_residual(OpContext& d, const Op& op, Devices participants, std::vect
                      std::vector<at::Tensor> rows) {
   LayerSlot& slot = d.slots.layer(op.layer - 1, op.microbatch);
   slot.residual = joined(d, std::move(rows));
-  if (!carries_owners(d, op)) return;
+  if (!carries_owners(op, d.p)) return;
   std::vector<at::Tensor> owners, counts;
   for (const TokenRange range : d.p.move_of(op).from) {
     const std::vector<at::Tensor>& tensors = in[position(participants, range.device)].tensors;
@@ -96,7 +89,7 @@ void unpack_activations(OpContext& d, const Op& op, Devices participants, std::v
   }
   if (op.phase == Phase::kBackward)
     d.slots.layer(op.layer - 1, op.microbatch).d_hidden = joined(d, std::move(rows));
-  else if (joins(d, op))
+  else if (carries_residual(op, d.p))
     unpack_residual(d, op, participants, in, std::move(rows));
   else
     d.slots.layer(op.layer, op.microbatch).hidden = joined(d, std::move(rows));
@@ -104,7 +97,7 @@ void unpack_activations(OpContext& d, const Op& op, Devices participants, std::v
 
 /// What comes with the residual stream.
 void add_next_shapes(OpContext& d, const Op& op, DeviceId peer, i64 tokens, MessageShape& shape) {
-  if (tokens > 0 && carries_owners(d, op)) shape.tensors.push_back({at::kInt, {tokens, d.model.top_k}});
+  if (tokens > 0 && carries_owners(op, d.p)) shape.tensors.push_back({at::kInt, {tokens, d.model.top_k}});
   const TokenRanges senders = d.p.move_of(op).from;
   if (!senders.has(peer) || !told_by_move(op, d.p, d.device())) return;
   const i64 counts = num_next_counts(d, op, op.layer - 1, idx(senders.index_of(peer)));

@@ -229,7 +229,8 @@ PlanResult plan_without_idle(PlanRequest settled) {
 
 PlanResult find_plan(const PlanRequest& request) {
   PlanResult result = plan_without_idle(checked(request));
-  for (Candidate& candidate : result.tried) candidate.plan.made_for = request.cluster.types_text();
+  const std::string types = request.cluster.types_text();
+  for (Candidate& candidate : result.tried) candidate.plan.made_for = types;
   return result;
 }
 

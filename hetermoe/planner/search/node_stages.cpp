@@ -156,18 +156,16 @@ class NodePipelines {
   NodeStage stage_with(const NodeDevices& node, std::size_t classes, i64 sequences,
                        std::size_t stages) const {
     std::vector<std::size_t> class_of;
-    std::vector<DeviceId> attention;
+    std::vector<DeviceId> devices, attention;
     std::vector<double> speeds;
     for (std::size_t c = 0; c < node.size(); ++c) {
       class_of.insert(class_of.end(), node[c].size(), c);
+      devices.insert(devices.end(), node[c].begin(), node[c].end());
       if (node[c].empty() || classes == 0) continue;
       --classes;
       attention.insert(attention.end(), node[c].begin(), node[c].end());
       speeds.insert(speeds.end(), node[c].size(), 1 / rates_.attention(c, 1, kHow).sum());
     }
-    std::vector<DeviceId> devices;
-    for (const std::vector<DeviceId>& of_class : node)
-      devices.insert(devices.end(), of_class.begin(), of_class.end());
     std::vector<i64> shares(devices.size(), 0);
     for (std::size_t i = 0; const Share& share : make_shares(attention, sequences, speeds))
       shares[i++] = share.sequences;
@@ -179,8 +177,9 @@ class NodePipelines {
         std::vector<i64> moved = shares;
         --moved[from], ++moved[to];
         NodeStage next = stage_of_shares(own, moved);
-        if (next.layer < best.layer) best = std::move(next), shares = std::move(moved), faster = true;
-        if (faster) break;
+        if (next.layer >= best.layer) continue;
+        best = std::move(next), shares = std::move(moved), faster = true;
+        break;
       }
     }
     return best;

@@ -22,19 +22,15 @@ constexpr i64 kMostSequences = 8;         ///< of a microbatch on each device
 constexpr double kShared = 1.15;          ///< what estimates are too low by where stages share nodes
 constexpr std::size_t kRests = 6;         ///< shapes of the last group that are split
 
-/// Of a shape whose layers are split: how each stage recomputes, and about how long a step takes. False where
-/// a stage has no room.
-bool choose_recompute(const StageCosts& costs, PipelineShape& shape) {
+/// Of a shape whose layers are split: how each stage recomputes, and about how long a step takes.
+void choose_recompute(const StageCosts& costs, PipelineShape& shape) {
   shape.recompute.clear();  // of another split
   LayerRun run;
-  bool fits = true;
   for (std::size_t s = 0; s < shape.layers.size(); ++s, run.first += run.count) {
     run.stage = static_cast<i64>(s), run.count = shape.layers[s];
     shape.recompute.push_back(costs.mixed(run));
-    fits = fits && costs.fits(run, shape.recompute.back());
   }
   shape.estimate = costs.step(shape.layers, shape.recompute) * (costs.all_keep_to_nodes() ? 1 : kShared);
-  return fits;
 }
 
 class Ranker {
@@ -313,13 +309,6 @@ void add_groups(const Rates& rates, const PipelineShape& shape, std::vector<i64>
 PipelineRanking rank_pipelines(const Rates& rates, Seconds most) { return Ranker(rates).rank(most); }
 
 std::optional<PipelineMiss> nearest_pipeline(const Rates& rates) { return Ranker(rates).nearest(); }
-
-std::optional<PipelineShape> with_layers(const Rates& rates, PipelineShape shape, std::vector<i64> layers) {
-  shape.layers = std::move(layers);
-  if (std::count(shape.layers.begin(), shape.layers.end(), 0) > 0) return {};
-  if (!choose_recompute(StageCosts(rates, shape.order, shape.stages), shape)) return {};
-  return shape;
-}
 
 Plan make_pipeline(const Rates& rates, const PipelineShape& shape) {
   Plan plan;

@@ -38,7 +38,5 @@ PipelineRanking rank_pipelines(const Rates& rates, Seconds most);
 /// Of nothing when no pipeline can be made at all.
 std::optional<PipelineMiss> nearest_pipeline(const Rates& rates);
 Plan make_pipeline(const Rates& rates, const PipelineShape& shape);
-/// The same with other layers in its stages; nothing where some have no room so.
-std::optional<PipelineShape> with_layers(const Rates& rates, PipelineShape shape, std::vector<i64> layers);
 
 }  // namespace hetermoe

@@ -189,6 +189,7 @@ class Search {
 
   bool has_best() const { return evaluator_.best() >= 0; }
   Seconds best_step() const { return evaluator_.step_of(evaluator_.best()); }
+  Seconds step_to_beat() const { return has_best() ? best_step() : kNever; }
 
   /// One type alone, the newest among them, several types, all devices: reported whatever else wins. And
   /// groups that do not share nodes, which estimates rank too low where links inside a node are much faster.
@@ -339,7 +340,7 @@ class Search {
   /// Each device has some layers alone. What they take of the budget others get back, up to a part of it.
   void simulate_pipelines() {
     const i64 budget = evaluator_.budget();
-    const PipelineRanking ranking = rank_pipelines(evaluator_.rates(), has_best() ? best_step() : kNever);
+    const PipelineRanking ranking = rank_pipelines(evaluator_.rates(), step_to_beat());
     num_pipelines_ = ranking.num_weighed;
     const PipelineWidth& width =
         request_.cluster.num_devices() <= kSmallCluster ? kFewDevicesPipelines : kPipelines;
@@ -375,16 +376,16 @@ class Search {
   /// Types may also meet inside of stages: on each node of mixed ones, and where a pipeline is best or
   /// nothing has room without one.
   void simulate_mixed_stages() {
-    simulate_bounded(node_pipelines(evaluator_.rates(), has_best() ? best_step() : kNever));
+    simulate_bounded(node_pipelines(evaluator_.rates(), step_to_beat()));
     if (has_best() && !evaluator_.is_pipeline(evaluator_.best())) return;
-    simulate_bounded(mixed_pipelines(evaluator_.rates(), has_best() ? best_step() : kNever));
+    simulate_bounded(mixed_pipelines(evaluator_.rates(), step_to_beat()));
   }
 
   /// Devices that have every so-maniest layer alone hold less, and exchange with fewer others.
   /// They are few, and take nothing of the budget.
   void simulate_depth() {
     const i64 budget = evaluator_.budget();
-    simulate_bounded(depth_plans(evaluator_.rates(), has_best() ? best_step() : kNever));
+    simulate_bounded(depth_plans(evaluator_.rates(), step_to_beat()));
     evaluator_.add_budget(budget - evaluator_.budget());
   }
 
