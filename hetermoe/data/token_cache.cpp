@@ -156,7 +156,8 @@ Source cached_source(const fs::path& folder, const Json& identity, const std::fu
     std::cerr << fmt::format("[data] tokens are not kept: {}\n", error.what());
   } catch (const fs::filesystem_error& error) {
     if (!made) made = make();
-    std::cerr << fmt::format("[data] tokens are not kept: {}\n", error.what());
+    std::cerr << fmt::format("[data] tokens are not kept: {}: {}\n", error.path1().string(),
+                             error.code().message());
   }
   return std::move(*made);
 }

@@ -42,7 +42,8 @@ void with_write_errors(const fs::path& folder, F&& write) {
   try {
     write();
   } catch (const fs::filesystem_error& error) {
-    fail<WriteError>(folder.string(), "cannot write: {}", error.what());
+    fail<WriteError>((error.path1().empty() ? folder : error.path1()).string(), "cannot write: {}",
+                     error.code().message());
   }
 }
 
