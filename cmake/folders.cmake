@@ -7,7 +7,7 @@ set(HM_FOLDERS "" CACHE INTERNAL "")
 set(HM_TORCH_FOLDERS device kernels nn comm exec weights train profile cli)
 # Folders in which no time is spent when a program runs: compiled in 60 % of the time (one batch of train, 2026-11-28:
 # 29.3 s of CPU with -O3, 17.6 s with -O1).
-set(HM_GLUE_FOLDERS report weights train profile cli)
+set(HM_GLUE_FOLDERS cluster plan timeline report weights train profile cli)
 
 function(hm_folders)
   foreach(_folder IN LISTS ARGV)

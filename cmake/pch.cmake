@@ -27,5 +27,5 @@ endfunction()
 # Sources of one target are compiled several at a time. What they share (headers, templates that they instantiate) is most of
 # the compile time of a small source, so this takes a third of it. Names in unnamed namespaces must be unique in a folder.
 function(hm_use_unity target)
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE BATCH UNITY_BUILD_BATCH_SIZE 8)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE BATCH UNITY_BUILD_BATCH_SIZE 16)
 endfunction()

@@ -11,13 +11,6 @@
 namespace hetermoe {
 namespace {
 
-std::vector<std::size_t> heaviest_first(const std::vector<double>& weights) {
-  std::vector<std::size_t> order(weights.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return weights[a] > weights[b]; });
-  return order;
-}
-
 /// [packs] items, equally many in each: the heaviest first, to the lightest pack with room.
 std::vector<std::vector<std::size_t>> pack(const std::vector<double>& weights, std::size_t num_packs) {
   std::vector<std::vector<std::size_t>> packs(num_packs);
@@ -83,6 +76,13 @@ std::vector<std::vector<std::size_t>> experts_of_nodes(const std::vector<double>
 }
 
 }  // namespace
+
+std::vector<std::size_t> heaviest_first(const std::vector<double>& weights) {
+  std::vector<std::size_t> order(weights.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return weights[a] > weights[b]; });
+  return order;
+}
 
 bool EplbShape::fits(i64 num_experts) const {
   return slots >= num_experts && num_experts % groups == 0 && devices % nodes == 0 && slots % devices == 0;

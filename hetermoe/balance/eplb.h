@@ -7,6 +7,9 @@
 // equal loads. Below, a slot is a place for one copy of an expert.
 namespace hetermoe {
 
+/// Items by falling weight, equal ones in their order.
+std::vector<std::size_t> heaviest_first(const std::vector<double>& weights);
+
 /// How the devices of a layer are laid out for EPLB, all counts equal: node by node, device by device.
 struct EplbShape {
   i64 slots = 0;   ///< of all devices together, at least one per expert

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "hetermoe/balance/balancers.h"
+#include "hetermoe/balance/eplb.h"
 #include "hetermoe/base/index.h"
 
 // Longest processing time first (Graham 1969), layer by layer: the heaviest expert goes to the device that
@@ -13,13 +13,6 @@ struct Filling {
   Seconds finish = 0;
   i64 slots = 0;  ///< experts of this layer that it may still take
 };
-
-std::vector<std::size_t> heaviest_first(const std::vector<double>& load) {
-  std::vector<std::size_t> order(load.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return load[a] > load[b]; });
-  return order;
-}
 
 /// Where an expert of this load is finished earliest. Devices without a slot are taken when none has one.
 std::size_t earliest(const std::vector<BalanceDevice>& owners, const std::vector<Filling>& fillings,

@@ -6,13 +6,10 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/routing/expert_phases.h"
+#include "hetermoe/routing/metrics.h"
 
 namespace hetermoe {
 namespace {
-
-double sum_of(const std::vector<double>& values) {
-  return std::accumulate(values.begin(), values.end(), 0.0);
-}
 
 /// Seconds at the port of a device's node for a copy that comes from another node, all phases. Its rows are a
 /// part of one: a token whose experts share a device is sent once.

@@ -64,7 +64,7 @@ std::string router_text(const ModelConfig& model) {
   if (model.num_moe_layers() == 0) return "none";
   std::string text =
       fmt::format("{} top-{} of {}", name_of(model.router_score), model.top_k, model.num_experts);
-  if (model.group_score != GroupScore::kNone) {
+  if (model.has_expert_groups()) {
     text += fmt::format(", from the best {} of {} groups ({})", model.top_k_groups, model.num_expert_groups,
                         name_of(model.group_score));
   }

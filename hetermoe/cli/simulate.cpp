@@ -259,21 +259,14 @@ void print_turns(const Plan& plan) {
   std::cout << table.str() << "\n";
 }
 
-/// In which dtypes times and memory are, where those of the run on this machine are others.
-std::string emulation_text(const Simulated& result) {
-  const std::string run = dtypes_text(result.plan), priced = dtypes_text(result.emulated);
-  return run == priced ? "in " + priced
-                       : fmt::format("times and memory in {}, which the run emulates in {}", priced, run);
-}
-
 void print_simulated(const Simulated& result, const Cluster& cluster, const std::string& assumed) {
   std::cout << fmt::format(
       "{}: {} of {} in {}, {}\n", result.timeline.title, counted(total_sequences(result.plan), "sequence"),
       counted(result.plan.seq_len, "token"), counted(result.plan.groups[0].microbatches.size(), "microbatch"),
       counted(result.schedule.num_ops(), "op"));
-  std::cout << fmt::format("simulated step {}, {} tokens/s; {}\n{}\n", format_seconds(result.timeline.step),
-                           format_count(result.tokens_per_s), emulation_text(result),
-                           assumed.empty() ? "" : assumed + ".\n");
+  std::cout << fmt::format("simulated step {}, {} tokens/s; times and memory in {}\n{}\n",
+                           format_seconds(result.timeline.step), format_count(result.tokens_per_s),
+                           dtypes_text(result.emulated), assumed.empty() ? "" : assumed + ".\n");
   for (const std::string& warning : warnings_of(result, cluster))
     std::cout << "warning: " << warning << "\n\n";
   print_turns(result.plan);
@@ -285,7 +278,9 @@ void print_simulated(const Simulated& result, const Cluster& cluster, const std:
 /// The last line where a plan does not fit, and the exit code: 1 then, else 0.
 int say_whether_it_fits(const Simulated& result, const Cluster& cluster, bool json) {
   const std::string over = overfilled(result, cluster);
-  if (!over.empty() && !json) std::cout << "\nthe plan does not fit: " << over << "\n";
+  if (!over.empty() && !json)
+    std::cout << "\nthe plan does not fit: " << over
+              << "; `hetermoe plan` finds one that fits, or says what would\n";
   return over.empty() ? 0 : 1;
 }
 

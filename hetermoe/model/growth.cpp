@@ -16,8 +16,6 @@ namespace {
 /// Scores that differ by rounding alone are equal, so that every plan hands out alike.
 double rounded(double score) { return std::stod(fmt::format("{:.12g}", score)); }
 
-bool has_groups(const ModelConfig& model) { return model.group_score != GroupScore::kNone; }
-
 /// Families whose config.json has a factor on routing weights.
 bool has_routed_scale(const ModelConfig& model) { return !family_of(model).routed_scale_key.empty(); }
 
@@ -116,7 +114,8 @@ void check_mode(const ModelConfig& model, const GrowthOptions& options) {
 /// of numbers) group by group, each its originals, then its copies.
 void number_experts(Growth& growth, i64 layer, const std::vector<ExpertId>& copies) {
   const ModelConfig& model = growth.before;
-  const i64 groups = has_groups(model) ? model.num_expert_groups : 1, size = model.num_experts / groups;
+  const i64 groups = model.has_expert_groups() ? model.num_expert_groups : 1,
+            size = model.num_experts / groups;
   std::vector<ExpertId>& order = growth.source_of[idx(layer)];
   std::vector<bool>& is_copy = growth.is_copy[idx(layer)];
   for (i64 g = 0; g < groups; ++g) {
@@ -287,7 +286,7 @@ Growth plan_shrink(const ModelConfig& model, const GrowthOptions& options) {
                       number, what);
   };
   divides(model.num_experts, "experts");
-  if (has_groups(model)) divides(model.num_experts / model.num_expert_groups, "experts in a group");
+  if (model.has_expert_groups()) divides(model.num_experts / model.num_expert_groups, "experts in a group");
   if (wide) divides(model.top_k, "experts for a token (wide-k)");
   ModelConfig small = model;
   small.num_experts /= m;

@@ -98,6 +98,7 @@ struct ModelConfig {
   std::string assumed;
 
   i64 num_moe_layers() const;
+  bool has_expert_groups() const { return group_score != GroupScore::kNone; }
   bool is_moe(i64 layer) const { return !dense_layer[static_cast<std::size_t>(layer)]; }
   /// Tokens that a token of the layer attends to; 0 = all before it.
   i64 window_of(i64 layer) const {

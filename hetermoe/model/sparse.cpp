@@ -13,8 +13,6 @@ namespace {
 
 constexpr const char* kKey = "--layers";
 
-bool has_groups(const ModelConfig& model) { return model.group_score != GroupScore::kNone; }
-
 std::vector<i64> dense_layers(const ModelConfig& model) {
   std::vector<i64> out;
   for (i64 l = 0; l < model.num_layers; ++l) {
@@ -73,7 +71,7 @@ i64 shards_of(const ModelConfig& model) {
   const i64 least = (rest + model.expert_hidden - 1) / model.expert_hidden;
   for (i64 n = least; n <= model.top_k; ++n) {
     if (model.top_k % n != 0 || model.num_experts % n != 0) continue;
-    if (n == 1 || !has_groups(model)) return n;
+    if (n == 1 || !model.has_expert_groups()) return n;
     // A copy fills the groups that a token keeps: they stand or fall together.
     const i64 kept = model.top_k_groups, size = model.num_experts / model.num_expert_groups;
     if (model.num_expert_groups % kept == 0 && n % kept == 0 && size % (n / kept) == 0) return n;
@@ -91,7 +89,7 @@ struct Place {
   i64 copy = 0, shard = 0;
 };
 Place place_of(const ModelConfig& model, i64 shards, ExpertId expert) {
-  if (shards == 1 || !has_groups(model)) return {expert / shards, expert % shards};
+  if (shards == 1 || !model.has_expert_groups()) return {expert / shards, expert % shards};
   const i64 kept = model.top_k_groups, size = model.num_experts / model.num_expert_groups;
   const i64 part = shards / kept;  // of a copy in each of the groups that are kept with it
   const i64 group = expert / size, i = expert % size;

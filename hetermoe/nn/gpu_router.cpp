@@ -13,8 +13,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 kernels::RouterShape shape_of(const ModelConfig& model) {
-  const bool sigmoid = model.router_score == RouterScore::kSigmoid,
-             grouped = model.group_score != GroupScore::kNone;
+  const bool sigmoid = model.router_score == RouterScore::kSigmoid, grouped = model.has_expert_groups();
   kernels::RouterShape out{};
   out.experts = model.num_experts, out.top_k = model.top_k;
   out.groups = grouped ? model.num_expert_groups : 0;

@@ -182,7 +182,7 @@ class Reference {
     const i64 num_experts = model_.num_experts;
     std::vector<double> value(scores);
     for (std::size_t e = 0; e < bias.size(); ++e) value[e] += bias[e];
-    if (model_.group_score != GroupScore::kNone) {
+    if (model_.has_expert_groups()) {
       const i64 size = num_experts / model_.num_expert_groups;
       std::vector<double> group_value;
       for (i64 g = 0; g < model_.num_expert_groups; ++g) {

@@ -27,7 +27,7 @@ at::Tensor router_scores(const ModelConfig& model, const at::Tensor& logits_TE) 
 at::Tensor choose_experts(const ModelConfig& model, const at::Tensor& scores_TE, const at::Tensor& bias_E) {
   at::Tensor choice = scores_TE.detach();
   if (bias_E.defined()) choice = choice + bias_E;
-  if (model.group_score != GroupScore::kNone) {
+  if (model.has_expert_groups()) {
     choice = choice.masked_fill(kept_experts(model, choice).logical_not(), -INFINITY);
   }
   return std::get<1>(choice.topk(model.top_k, -1));

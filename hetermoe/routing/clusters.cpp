@@ -7,13 +7,12 @@
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/hash.h"
 #include "hetermoe/base/index.h"
+#include "hetermoe/routing/metrics.h"
 
 namespace hetermoe {
 namespace {
 
 using Row = std::vector<double>;
-
-double sum_of(const Row& row) { return std::accumulate(row.begin(), row.end(), 0.0); }
 
 double distance(const Row& a, const Row& b) {
   double sum = 0;

@@ -5,16 +5,9 @@
 #include <numeric>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/routing/metrics.h"
 
 namespace hetermoe {
-namespace {
-
-double sum_of(const std::vector<double>& values) {
-  return std::accumulate(values.begin(), values.end(), 0.0);
-}
-
-}  // namespace
-
 double effective_experts(const std::vector<double>& copies) {
   const double sum = sum_of(copies);
   double squares = 0;

@@ -17,8 +17,9 @@ const std::vector<std::string>& EnumNames<RoutingBand>::names() {
 
 namespace {
 constexpr double kResilientBelow = 0.2, kConcentratedAbove = 0.24;
-double sum_of(CopyCounts counts) { return std::accumulate(counts.begin(), counts.end(), 0.0); }
 }  // namespace
+
+double sum_of(std::span<const double> values) { return std::accumulate(values.begin(), values.end(), 0.0); }
 
 std::optional<double> straggler_ratio(CopyCounts counts) {
   const double sum = sum_of(counts);

@@ -13,6 +13,8 @@ namespace hetermoe {
 
 using CopyCounts = std::span<const double>;  ///< [experts]
 
+double sum_of(std::span<const double> values);
+
 /// Largest over mean; 1 = even. Also of anything else that is counted, such as copies of devices.
 std::optional<double> straggler_ratio(CopyCounts counts);
 

@@ -10,13 +10,13 @@
 namespace hetermoe {
 namespace {
 
-struct Case {
+struct PortCase {
   ModelConfig model = test::make_model({.num_layers = 2, .num_experts = 24, .top_k = 4, .hidden = 64});
   Cluster cluster;
   Plan plan;
   std::unique_ptr<CostModel> cost;
 
-  explicit Case(Cluster on, const std::string& strategy = "ep") : cluster(std::move(on)) {
+  explicit PortCase(Cluster on, const std::string& strategy = "ep") : cluster(std::move(on)) {
     model.max_positions = 4096;
     StrategyRequest request;
     request.seq_len = 512;
@@ -33,7 +33,7 @@ struct Priced {
   std::vector<Seconds> to, from;
 };
 
-Priced price_exchange(const Case& c, const Placement& placement, const std::vector<Phase>& phases) {
+Priced price_exchange(const PortCase& c, const Placement& placement, const std::vector<Phase>& phases) {
   const WorkModel work(placement, c.model, c.cluster);
   const ExchangeLoad even = ExpectedRouting(c.model).exchange(placement, 0, 0, 0, 0);
   std::vector<DeviceId> devices;
@@ -59,7 +59,7 @@ Priced price_exchange(const Case& c, const Placement& placement, const std::vect
   return out;
 }
 
-void expect_prices(const Case& c, const std::vector<Phase>& phases) {
+void expect_prices(const PortCase& c, const std::vector<Phase>& phases) {
   const Placement placement(c.plan, c.model, {});
   constexpr Seconds kUnit = 3e-9;
   const std::vector<NodePort> ports = node_ports(*c.cost, placement, c.model, c.cluster, 0, 0, kUnit);
@@ -87,24 +87,24 @@ void expect_prices(const Case& c, const std::vector<Phase>& phases) {
 }
 
 TEST(NodePorts, AreWhatTheCostModelHasForEvenRouting) {
-  expect_prices(Case(load_cluster("o1")), {Phase::kForward, Phase::kBackward});
-  expect_prices(Case(load_cluster("h100-v100")), {Phase::kForward, Phase::kBackward});
+  expect_prices(PortCase(load_cluster("o1")), {Phase::kForward, Phase::kBackward});
+  expect_prices(PortCase(load_cluster("h100-v100")), {Phase::kForward, Phase::kBackward});
 }
 
 TEST(NodePorts, RowsThatAreSentAgainCount) {
-  Case c(load_cluster("o1"));
+  PortCase c(load_cluster("o1"));
   c.plan.recompute = Recompute::kResend;
   expect_prices(c, {Phase::kForward, Phase::kBackward, Phase::kRecompute});
 }
 
 TEST(NodePorts, ThereAreNoneInsideANode) {
-  const Case c(testing::nodes_of_eight({{"H100", 8}}));
+  const PortCase c(testing::nodes_of_eight({{"H100", 8}}));
   ASSERT_EQ(c.cluster.nodes.size(), 1U);
   EXPECT_TRUE(node_ports(*c.cost, Placement(c.plan, c.model, {}), c.model, c.cluster, 0, 0, 1).empty());
 }
 
 TEST(NodePorts, NodesOfSourcesAloneHaveOne) {
-  const Case c(load_cluster("o1"), "zebra");
+  const PortCase c(load_cluster("o1"), "zebra");
   const Placement placement(c.plan, c.model, {});
   ASSERT_LT(placement.owners(0, 0).size(), c.cluster.devices.size());
   double tokens = 0;

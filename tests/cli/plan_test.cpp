@@ -101,9 +101,9 @@ TEST(SimulateCommand, AStepThatDoesNotFitEndsWithThatLine) {
     const ProgramResult small = run_hetermoe(fits);
     EXPECT_EQ(small.code, 0) << command[0] << small.err;
     EXPECT_FALSE(contains(small.out, "does not fit")) << command[0];
-    EXPECT_TRUE(contains(small.out, "times and memory in fp16, which the run emulates in fp32")) << small.out;
+    EXPECT_TRUE(contains(small.out, "times and memory in fp16\n")) << small.out;
     fits.insert(fits.end(), {"--clock.emulated_dtype", "fp32"});
-    EXPECT_TRUE(contains(run_hetermoe(fits).out, "tokens/s; in fp32\n")) << command[0];
+    EXPECT_TRUE(contains(run_hetermoe(fits).out, "tokens/s; times and memory in fp32\n")) << command[0];
   }
 }
 

@@ -20,7 +20,7 @@ struct Ended {
   TensorsByName gradients;
 };
 
-struct Scene {
+struct WireScene {
   ModelConfig model = tiny_mixtral();
   Cluster cluster = make_cluster(4);
   StepOptions step = {true, 1, true};
@@ -67,7 +67,7 @@ bool same_bits(const Ended& a, const Ended& b) {
 
 /// So sums are those of decoded numbers, in the order and the dtype of a step without scales.
 TEST(WireWithScales, EqualsAStepWhoseRowsAreRoundedOnArrivalToTheBit) {
-  const Scene s;
+  const WireScene s;
   int count = 0;
   for (NamedPlan& named : strategy_plans(s.model, s.cluster, small_step())) {
     use_fp64(named.plan);
@@ -84,7 +84,7 @@ TEST(WireWithScales, EqualsAStepWhoseRowsAreRoundedOnArrivalToTheBit) {
 }
 
 TEST(WireWithScales, HoldsWithoutDedupInChunksAndWithRecomputation) {
-  const Scene s;
+  const WireScene s;
   for (const Recompute recompute :
        {Recompute::kOff, Recompute::kLocal, Recompute::kResend, Recompute::kAhead, Recompute::kSelect}) {
     Plan plan = find_strategy("zebra").make(s.model, s.cluster, small_step());
@@ -101,7 +101,7 @@ struct Found {
   bool refused = false, nan = false, same = false;
 };
 Found with_fault(at::Tensor (*change)(const at::Tensor&)) {
-  const Scene s;
+  const WireScene s;
   Plan plan = find_strategy("zebra").make(s.model, s.cluster, small_step());
   use_fp64(plan);
   plan = with_scales(plan);

@@ -14,7 +14,7 @@ namespace {
 
 constexpr Seconds kAnyTime = 1e30;
 
-PlanRequest request_of(const Cluster& cluster, i64 sequences) {
+PlanRequest cut_request(const Cluster& cluster, i64 sequences) {
   PlanRequest request;
   request.model = load_model("qwen3-30b-a3b");
   request.cluster = cluster;
@@ -25,7 +25,7 @@ PlanRequest request_of(const Cluster& cluster, i64 sequences) {
 
 TEST(PipelineCuts, EverySetOfTypesMayHaveStages) {
   const PlanRequest request =
-      request_of(testing::nodes_of_eight({{"H100", 8}, {"A100-80", 8}, {"T4", 8}}), 64);
+      cut_request(testing::nodes_of_eight({{"H100", 8}, {"A100-80", 8}, {"T4", 8}}), 64);
   const Rates rates(request);
   std::set<std::set<std::size_t>> sets;
   for (const PipelineCut& cut : pipeline_cuts(rates, kAnyTime)) {
@@ -38,7 +38,7 @@ TEST(PipelineCuts, EverySetOfTypesMayHaveStages) {
 
 TEST(PipelineCuts, StagesDifferInDevicesAndTakeNoMoreThanThereAre) {
   const PlanRequest request =
-      request_of(testing::nodes_of_eight({{"H100", 3}, {"A100-80", 5}, {"L4", 7}}), 64);
+      cut_request(testing::nodes_of_eight({{"H100", 3}, {"A100-80", 5}, {"L4", 7}}), 64);
   const Rates rates(request);
   bool differ = false, smaller = false;
   for (const PipelineCut& cut : pipeline_cuts(rates, kAnyTime)) {
@@ -55,7 +55,7 @@ TEST(PipelineCuts, StagesDifferInDevicesAndTakeNoMoreThanThereAre) {
 }
 
 TEST(PipelineCuts, WhatEqualGroupsLeaveMayBeAGroupMore) {
-  const PlanRequest request = request_of(testing::nodes_of_eight({{"H100", 63}}), 512);
+  const PlanRequest request = cut_request(testing::nodes_of_eight({{"H100", 63}}), 512);
   const Rates rates(request);
   bool found = false;
   for (const PipelineCut& cut : pipeline_cuts(rates, kAnyTime))

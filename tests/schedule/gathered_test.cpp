@@ -11,19 +11,19 @@
 namespace hetermoe::testing {
 namespace {
 
-constexpr Recompute kRecomputes[] = {Recompute::kLocal, Recompute::kAhead, Recompute::kResend,
-                                     Recompute::kOff, Recompute::kSelect};
+constexpr Recompute kGatheredRecomputes[] = {Recompute::kLocal, Recompute::kAhead, Recompute::kResend,
+                                             Recompute::kOff, Recompute::kSelect};
 
 /// Strategies x slots; recomputation, gradients of weights and chunks take turns.
 template <class F>
-void for_each_plan(const ModelConfig& model, const Cluster& cluster, F&& f) {
+void for_each_gathered(const ModelConfig& model, const Cluster& cluster, F&& f) {
   std::size_t count = 0;
   for (const NamedPlan& named : strategy_plans(model, cluster, small_step())) {
     for (const i32 slots : {1, 2, 3}) {
       Plan plan = named.plan;
       shard_weights(plan);
       plan.slots.attention = slots;
-      plan.recompute = kRecomputes[count % std::size(kRecomputes)];
+      plan.recompute = kGatheredRecomputes[count % std::size(kGatheredRecomputes)];
       plan.weight_gradients = count % 2 == 0 ? WeightGradients::kWith : WeightGradients::kAfter;
       if (count++ % 3 == 2) plan.chunks = 2;
       f(named.name + " slots " + std::to_string(slots), plan);
@@ -40,7 +40,7 @@ TEST(Gathered, EveryStrategyIsSound) {
   const ModelConfig model = load_model("tiny");
   const Cluster cluster = load_cluster("demo");
   i64 gathers = 0;
-  for_each_plan(model, cluster, [&](const std::string& what, const Plan& plan) {
+  for_each_gathered(model, cluster, [&](const std::string& what, const Plan& plan) {
     ASSERT_EQ(validate(plan, model, cluster), std::vector<std::string>{}) << what;
     for (const bool backward : {true, false}) {
       StepOptions options;
@@ -64,7 +64,7 @@ TEST(Gathered, EveryStrategyIsSound) {
 TEST(Gathered, OrdersCanBeWrittenOut) {
   const ModelConfig model = load_model("tiny");
   const Cluster cluster = load_cluster("demo");
-  for_each_plan(model, cluster, [&](const std::string& what, const Plan& plan) {
+  for_each_gathered(model, cluster, [&](const std::string& what, const Plan& plan) {
     const Schedule schedule = build_schedule(plan, model);
     Plan listed = plan;
     listed.order = OrderPolicy::kExplicit;
@@ -192,7 +192,7 @@ void change_layer(Schedule& s, OpId op) {
   at.state = static_cast<i32>(other - s.states.begin());
 }
 
-std::vector<Planted> planted_faults() {
+std::vector<Planted> gathered_faults() {
   return {
       {"compute reads another slot",
        [](Schedule& s, OpId op) {
@@ -243,7 +243,7 @@ TEST(Gathered, PlantedFaultsAreFound) {
     shard_weights(plan);
     const Schedule sound = build_schedule(plan, model);
     SCOPED_TRACE(strategy);
-    for (const Planted& fault : planted_faults()) expect_found(fault, sound, plan, model);
+    for (const Planted& fault : gathered_faults()) expect_found(fault, sound, plan, model);
   }
 }
 

@@ -5,16 +5,17 @@
 #include "hetermoe/schedule/builder.h"
 #include "hetermoe/schedule/lifetimes.h"
 #include "tests/support/guest_plan.h"
+#include "tests/support/op_count.h"
 
 // The ops `lend` and `settle`: where they are, what they touch, and what refuses them.
 namespace hetermoe::testing {
 namespace {
 
-struct Case {
+struct GuestsCase {
   ModelConfig model = tiny_mixtral();
   Cluster cluster = make_cluster(5);
   Plan plan;
-  explicit Case(const std::string& strategy = "ep", i32 microbatches = 2) {
+  explicit GuestsCase(const std::string& strategy = "ep", i32 microbatches = 2) {
     StrategyRequest request = small_step();
     request.sequences = 2 * microbatches;
     request.microbatches = microbatches;
@@ -23,17 +24,12 @@ struct Case {
   }
 };
 
-i64 count(const Schedule& schedule, OpKind kind) {
-  return std::count_if(schedule.ops.begin(), schedule.ops.end(),
-                       [&](const Op& op) { return op.kind == kind; });
-}
-
 TEST(Guests, AreLentTwiceAndSettledOncePerLayerAndMicrobatch) {
   for (const char* strategy : {"ep", "zebra", "dist_ep"}) {
     for (const i32 chunks : {1, 3}) {
       for (const QueueBinding binding :
            {QueueBinding::kDirection, QueueBinding::kName, QueueBinding::kPhase}) {
-        Case c(strategy);
+        GuestsCase c(strategy);
         c.plan.chunks = chunks;
         c.plan.queue_binding = binding;
         const Schedule schedule = build_schedule(c.plan, c.model);
@@ -53,7 +49,7 @@ TEST(Guests, AreLentTwiceAndSettledOncePerLayerAndMicrobatch) {
 }
 
 TEST(Guests, AreRefusedWithResendOtherDevicesForBackwardAndExpertsOnHosts) {
-  Case c;
+  GuestsCase c;
   EXPECT_TRUE(validate(c.plan, c.model, c.cluster).empty());
   c.plan.recompute = Recompute::kResend;
   EXPECT_EQ(validate(c.plan, c.model, c.cluster).at(0),
@@ -72,7 +68,7 @@ TEST(Guests, AreRefusedWithResendOtherDevicesForBackwardAndExpertsOnHosts) {
 }
 
 TEST(Guests, GoThroughJson) {
-  Case c;
+  GuestsCase c;
   c.plan.guest_cost = {1, 2, 3, 4, 5};
   c.plan.guest_depth = 3;
   const Plan back = plan_from_json(to_json(c.plan), "plan");
@@ -85,7 +81,7 @@ TEST(Guests, GoThroughJson) {
 
 TEST(Guests, GoThroughTheTextOfASchedule) {
   for (const char* strategy : {"ep", "zebra"}) {
-    Case c(strategy);
+    GuestsCase c(strategy);
     const Schedule schedule = build_schedule(c.plan, c.model);
     Plan listed = c.plan;
     listed.order = OrderPolicy::kExplicit;
@@ -107,7 +103,7 @@ std::vector<std::string> touched(const Placement& p, OpKind kind, Phase phase, D
 }
 
 TEST(Guests, TouchTallyWeightsTheirTurnAndTheirGradients) {
-  Case c("zebra");
+  GuestsCase c("zebra");
   c.plan.weight_gradients = WeightGradients::kWith;
   using Words = std::vector<std::string>;
   {
@@ -185,7 +181,7 @@ i64 most_at_once(const Plan& plan, const ModelConfig& model) {
 
 /// The turn is a token without bytes: what it keeps is the memory of lends that could come ahead.
 TEST(Guests, AreThereForAsManyExchangesAsThereAreTurns) {
-  Case c("zebra", 4);
+  GuestsCase c("zebra", 4);
   c.plan.tally = false;  // nothing else holds a lend back
   for (const i64 depth : {1, 2, 3}) {
     c.plan.guest_depth = depth;
@@ -195,7 +191,7 @@ TEST(Guests, AreThereForAsManyExchangesAsThereAreTurns) {
 
 /// Experts of a window come after all its attention parts: several lends before the first reader.
 TEST(Guests, OfAWholeWindowAreLentBeforeTheFirstIsRead) {
-  Case c("ep", 3);
+  GuestsCase c("ep", 3);
   c.plan.window = 0;
   c.plan.guest_depth = 1;
   const Schedule schedule = build_schedule(c.plan, c.model);

@@ -11,14 +11,14 @@ namespace {
 
 using test::make_cluster, test::make_model, test::make_zebra_plan;
 
-struct Case {
+struct LifetimeCase {
   ModelConfig model;
   Plan plan;
   Schedule schedule;
   Lifetimes lifetimes;
 
-  Case(const test::ModelShape& model_shape, const test::ZebraShape& shape,
-       Recompute recompute = Recompute::kLocal)
+  LifetimeCase(const test::ModelShape& model_shape, const test::ZebraShape& shape,
+               Recompute recompute = Recompute::kLocal)
       : model(make_model(model_shape)),
         plan(make_zebra_plan(model, make_cluster({shape.attention, shape.experts}), shape)) {
     plan.recompute = recompute;
@@ -52,7 +52,7 @@ struct Case {
 using Users = std::vector<std::vector<std::string>>;
 
 TEST(Lifetimes, SavedInputsLiveUntilTheirBackward) {
-  const Case c({.num_layers = 1}, {.microbatches = 1});
+  const LifetimeCase c({.num_layers = 1}, {.microbatches = 1});
   EXPECT_EQ(c.users(Buffer::kHidden, 0, 0),
             (Users{{"embed.F m0", "attention.F l0 m0", "attention.B l0 m0"}}));
   EXPECT_EQ(c.users(Buffer::kRows, 1, 0),
@@ -65,7 +65,7 @@ TEST(Lifetimes, SavedInputsLiveUntilTheirBackward) {
 }
 
 TEST(Lifetimes, SentRowsOfTheRecomputationAreASecondLife) {
-  const Case c({.num_layers = 1}, {.microbatches = 1}, Recompute::kResend);
+  const LifetimeCase c({.num_layers = 1}, {.microbatches = 1}, Recompute::kResend);
   EXPECT_EQ(c.users(Buffer::kRows, 1, 0),
             (Users{{"dispatch.F l0 m0", "experts.F l0 m0"},
                    {"dispatch.R l0 m0", "experts.R l0 m0", "experts.B l0 m0"}}));
@@ -73,14 +73,14 @@ TEST(Lifetimes, SentRowsOfTheRecomputationAreASecondLife) {
 }
 
 TEST(Lifetimes, AGradientLivesThroughAllItsAdditions) {
-  const Case c({.num_layers = 1}, {.microbatches = 2});
+  const LifetimeCase c({.num_layers = 1}, {.microbatches = 2});
   const i32 experts = 2;  // state index: embed, attention, experts, head
   EXPECT_EQ(c.users(Buffer::kGrad, 1, experts),
             (Users{{"experts.B l0 m0", "experts.B l0 m1", "norm", "update s2"}}));
 }
 
 TEST(Lifetimes, EveryBufferOfEveryOpBelongsToALife) {
-  const Case c({.num_layers = 2}, {2, 2, 2, {0, 1}});
+  const LifetimeCase c({.num_layers = 2}, {2, 2, 2, {0, 1}});
   std::vector<Access> touched;
   std::size_t lane = 0;
   const Placement placement(c.plan, c.model, {});

@@ -3,31 +3,27 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/ops/buffers.h"
 #include "hetermoe/routing/split_routing.h"
+#include "tests/support/op_count.h"
 #include "tests/support/tally_plan.h"
 
 // The op `tally`: where it is, what it touches, and what refuses it.
 namespace hetermoe::testing {
 namespace {
 
-struct Case {
+struct TallyCase {
   ModelConfig model = tiny_mixtral();
   Cluster cluster = make_cluster(5);
   Plan plan;
-  explicit Case(const std::string& strategy = "ep", i32 chunks = 1) {
+  explicit TallyCase(const std::string& strategy = "ep", i32 chunks = 1) {
     plan = find_strategy(strategy).make(model, cluster, small_step());
     plan.chunks = chunks;
     use_lplb(plan, model);
   }
 };
 
-i64 count(const Schedule& schedule, OpKind kind) {
-  return std::count_if(schedule.ops.begin(), schedule.ops.end(),
-                       [&](const Op& op) { return op.kind == kind; });
-}
-
 TEST(Tally, IsOncePerLayerWithExpertsAndMicrobatch) {
   for (const i32 chunks : {1, 3}) {
-    Case c("ep", chunks);
+    TallyCase c("ep", chunks);
     const Schedule with = build_schedule(c.plan, c.model);
     EXPECT_EQ(count(with, OpKind::kTally), 2 * 2);
     EXPECT_TRUE(validate(with, c.plan, c.model).empty());
@@ -39,7 +35,7 @@ TEST(Tally, IsOncePerLayerWithExpertsAndMicrobatch) {
 }
 
 TEST(Tally, IsRefusedWithResendAndWithOtherDevicesForBackward) {
-  Case c;
+  TallyCase c;
   EXPECT_TRUE(validate(c.plan, c.model, c.cluster).empty());
   c.plan.recompute = Recompute::kResend;
   EXPECT_EQ(validate(c.plan, c.model, c.cluster).at(0),
@@ -63,7 +59,7 @@ TEST(Tally, IsRefusedWithResendAndWithOtherDevicesForBackward) {
 }
 
 TEST(Tally, GoesThroughJson) {
-  Case c;
+  TallyCase c;
   EXPECT_FALSE(c.plan.foreseen);
   c.plan.foreseen = true;
   const Plan back = plan_from_json(to_json(c.plan), "plan");
@@ -84,7 +80,7 @@ std::vector<std::string> touched(const Placement& p, OpKind kind, DeviceId devic
 }
 
 TEST(Tally, TouchesRoutingAndTheTallyThatDispatchReads) {
-  const Case c("zebra");
+  const TallyCase c("zebra");
   const Placement p(c.plan, c.model, {});
   const DeviceId source = c.plan.groups[0].layers[0].attention[0][0].device, owner = p.owners(0, 0)[0];
   using Words = std::vector<std::string>;

@@ -16,10 +16,10 @@ struct Part {
   }
 };
 
-Part own_part(OpContext& d, const Op& op) {
+Part part_of_owned(OpContext& d, const Op& op) {
   return {d.slots.chunk(op.layer, op.microbatch, op.chunk), d.state.slab(op.layer), 0};
 }
-Part guests_part(OpContext& d, const Op& op) {
+Part part_of_guests(OpContext& d, const Op& op) {
   return {d.slots.chunk(op.layer, op.microbatch, op.chunk), d.slots.layer(op.layer, op.microbatch).guests,
           d.state.slab(op.layer).num_slots()};
 }
@@ -30,7 +30,7 @@ bool has_guests(OpContext& d, const Op& op) {
 
 /// With room for gradients, which the chunks of a microbatch share.
 Part graded_guests(OpContext& d, const Op& op) {
-  Part part = guests_part(d, op);
+  Part part = part_of_guests(d, op);
   std::vector<at::Tensor>& grads = d.slots.layer(op.layer, op.microbatch).guest_grads;
   const auto options =
       at::TensorOptions().dtype(scalar_type(grad_dtype_of(d.p.plan(), d.device()))).device(d.where());
@@ -51,7 +51,7 @@ void forward(OpContext& d, const Op& op) {
     return;
   }
   if (save) slot.guests_saved = std::make_unique<ExpertsSaved>();
-  const Part own = own_part(d, op), guests = guests_part(d, op);
+  const Part own = part_of_owned(d, op), guests = part_of_guests(d, op);
   slot.out = experts_forward(own.slab, slot.rows, own.groups, own.weights_C, slot.saved.get());
   slot.out.add_(
       experts_forward(guests.slab, slot.rows, guests.groups, guests.weights_C, slot.guests_saved.get()));
@@ -64,8 +64,8 @@ void recompute_rows(OpContext& d, const Op& op) {
     return std::make_unique<ExpertsSaved>(experts_recompute(part.slab, slot.rows, part.groups));
   };
   if (has_guests(d, op)) {
-    slot.saved = made(own_part(d, op));
-    slot.guests_saved = made(guests_part(d, op));
+    slot.saved = made(part_of_owned(d, op));
+    slot.guests_saved = made(part_of_guests(d, op));
     return;
   }
   slot.saved =
@@ -79,7 +79,7 @@ void backward_with_guests(OpContext& d, const Op& op) {
     return experts_backward(part.slab, slot.rows, part.groups, part.weights_C, saved, slot.d_out,
                             ExpertProducts::kAuto, left);
   };
-  const ExpertsGradient own = run(own_part(d, op), slot.saved.get(), slot.left.get()),
+  const ExpertsGradient own = run(part_of_owned(d, op), slot.saved.get(), slot.left.get()),
                         guests = run(graded_guests(d, op), slot.guests_saved.get(), slot.guests_left.get());
   slot.d_rows = own.drows_RD.add_(guests.drows_RD);
   slot.d_weights = to_arrival(slot.groups, at::cat({own.dweights_C, guests.dweights_C}));
@@ -103,7 +103,7 @@ void expert_weight_gradients(OpContext& d, const Op& op) {
   const auto run = [&](Part part, const ExpertsLeft& left) {
     experts_weight_gradients(part.slab, slot.rows, part.groups, left, slot.d_out);
   };
-  run(own_part(d, op), *slot.left);
+  run(part_of_owned(d, op), *slot.left);
   run(graded_guests(d, op), *slot.guests_left);
 }
 

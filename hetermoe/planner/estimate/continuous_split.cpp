@@ -210,7 +210,7 @@ std::string to_string(const Rates& rates, const Shortage& shortage) {
   if (shortage.attention) cause += " at " + counted(std::llround(shortage.sequences), "sequence");
   if (shortage.experts > 0) {
     cause += fmt::format(" {} {}", shortage.attention ? "with" : "for",
-                         counted(static_cast<i64>(std::ceil(shortage.experts)), "expert"));
+                         counted(static_cast<i64>(std::ceil(shortage.experts)), "expert") + " of all layers");
   }
   return fmt::format("device {} ({} {:.0f} GiB) needs {:.1f} GiB{}", cls.devices.front(), type.name,
                      type.memory_gib, shortage.need / kGiB, cause);

@@ -11,7 +11,7 @@
 namespace hetermoe {
 namespace {
 
-constexpr double kSharedPort = 2.5;  ///< load of a port that two groups share in unequal parts
+constexpr double kGroupsPort = 2.5;  ///< load of a port that two groups share in unequal parts
 
 /// Whether groups of so many devices of a class end within nodes.
 bool shares_nodes(double of_group, double per_node, double groups) {
@@ -103,7 +103,7 @@ class GroupEstimate {
       node.groups =
           std::clamp(std::floor(per_node / of_group), 1.0, std::max(1.0, real(sketch_.groups.size())));
     // Groups that end within a node share its port with the next one, and some with the larger part of it.
-    if (shares_nodes(of_group, per_node, real(sketch_.groups.size()))) node.groups = kSharedPort;
+    if (shares_nodes(of_group, per_node, real(sketch_.groups.size()))) node.groups = kGroupsPort;
     for (const Part& part : parts_) {
       if (part.cls != cls) continue;
       const double there = node.devices * part.count / of_group;
@@ -252,7 +252,7 @@ class EndOfStep {
     }
     for (std::size_t c = 0; c < of_node.size(); ++c) {
       const DeviceClass& cls = rates_.classes()[c];
-      const double load = devices[c] > 0 && shares_nodes(devices[c], cls.per_node, groups_) ? kSharedPort : 1;
+      const double load = devices[c] > 0 && shares_nodes(devices[c], cls.per_node, groups_) ? kGroupsPort : 1;
       slowest = std::max(slowest, inside[c] + (one_node_ ? 0 : load * of_node[c] / cls.port));
     }
     return slowest;

@@ -1,4 +1,5 @@
 #pragma once
+#include <limits>
 #include <map>
 #include <memory>
 #include <unordered_map>
@@ -8,6 +9,8 @@
 
 // What devices take for the parts of a layer: the input of estimates and of rounding.
 namespace hetermoe {
+
+inline constexpr Seconds kNever = std::numeric_limits<Seconds>::infinity();  ///< of a plan that there is not
 
 inline constexpr i64 kSmallCluster = 6;  ///< devices of a cluster that is searched device by device
 

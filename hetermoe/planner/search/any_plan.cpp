@@ -25,7 +25,6 @@ std::optional<Plan> search_any_plan(const PlanRequest& request) {
   Evaluator evaluator(request);
   const Rates& rates = evaluator.rates();
   evaluator.forget_budget();
-  constexpr Seconds kNever = std::numeric_limits<Seconds>::infinity();
   try_first(evaluator, rank_pipelines(rates, kNever).shapes,
             [&](const PipelineShape& shape) { return make_pipeline(rates, shape); });
   if (evaluator.empty())

@@ -9,10 +9,9 @@
 namespace hetermoe {
 namespace {
 
-constexpr double kUneven = 1.02;  ///< what a count that does not divide the sequences costs, about
-constexpr i64 kAllCounts = 9;     ///< up to so many sequences every number of microbatches is tried
-constexpr i64 kAllCuts = 8;       ///< groups up to this size try every number of attention devices
-constexpr Seconds kNever = std::numeric_limits<Seconds>::infinity();
+constexpr double kUnevenCount = 1.02;  ///< what a count that does not divide the sequences costs, about
+constexpr i64 kAllCounts = 9;          ///< up to so many sequences every number of microbatches is tried
+constexpr i64 kAllCuts = 8;            ///< groups up to this size try every number of attention devices
 
 }  // namespace
 
@@ -207,7 +206,7 @@ class GroupChoice::Climber {
       return kNever;
     }
     // Microbatches of two sizes wait for each other.
-    const Seconds step = sequences_ % group.microbatches == 0 ? time.step : kUneven * time.step;
+    const Seconds step = sequences_ % group.microbatches == 0 ? time.step : kUnevenCount * time.step;
     if (step < best_step_) best_ = {group, time}, best_step_ = step;
     return step;
   }

@@ -10,9 +10,9 @@
 namespace hetermoe {
 namespace {
 
-constexpr i32 kMostDevices = 64;         ///< of a cluster whose stages may be mixed
-constexpr std::size_t kMostClasses = 4;  ///< of a stage
-constexpr i64 kMostStages = 16, kMostGroups = 8;
+constexpr i32 kMostMixedDevices = 64;         ///< of a cluster whose stages may be mixed
+constexpr std::size_t kMostStageClasses = 4;  ///< of a stage
+constexpr i64 kMostMixedStages = 16, kMostMixedGroups = 8;
 
 /// Devices in the order of stages, each of which has as many of a class as the others.
 struct MixedStages {
@@ -30,14 +30,15 @@ class Maker {
 
   std::vector<std::pair<Seconds, Plan>> all() {
     const auto classes = rates_.num_classes();
-    if (classes < 2 || classes > kMostClasses || request_.cluster.num_devices() > kMostDevices) return {};
+    if (classes < 2 || classes > kMostStageClasses || request_.cluster.num_devices() > kMostMixedDevices)
+      return {};
     i64 least = rates_.classes()[0].size();
     for (const DeviceClass& cls : rates_.classes()) least = std::min(least, cls.size());
     for (const i64 groups : kRoundNumbers) {
-      if (groups > std::min({kMostGroups, request_.sequences, least / 2})) break;
+      if (groups > std::min({kMostMixedGroups, request_.sequences, least / 2})) break;
       for (const i64 stages : kRoundNumbers) {
         if (stages < 2) continue;
-        if (stages > std::min({kMostStages, request_.model.num_layers, least / groups})) break;
+        if (stages > std::min({kMostMixedStages, request_.model.num_layers, least / groups})) break;
         // Attention on the first classes in the order of advantage; on all of them.
         for (std::size_t first = 1; first <= classes; ++first) {
           const bool apart = first < classes;

@@ -16,12 +16,12 @@
 namespace hetermoe {
 namespace {
 
-constexpr std::size_t kMostNodes = 8;     ///< of a cluster
-constexpr std::size_t kMostPermuted = 3;  ///< nodes of a group that are tried in every order
-constexpr i32 kFewOnNodes = 64;           ///< of a cluster
-constexpr i64 kMostOnDevice = 8;          ///< of a microbatch on each device
-constexpr std::size_t kFewDevices = 8;    ///< of a node whose sequences are moved one by one
-constexpr auto kHow = Recompute::kOff;    ///< what stages are weighed with: nothing takes less
+constexpr std::size_t kMostNodes = 8;           ///< of a cluster
+constexpr std::size_t kMostPermuted = 3;        ///< nodes of a group that are tried in every order
+constexpr i32 kFewOnNodes = 64;                 ///< of a cluster
+constexpr i64 kMostOnDevice = 8;                ///< of a microbatch on each device
+constexpr std::size_t kFewDevices = 8;          ///< of a node whose sequences are moved one by one
+constexpr auto kWeighedWith = Recompute::kOff;  ///< what stages are weighed with: nothing takes less
 
 /// Devices of a node by class, in the order of advantage in attention.
 using NodeDevices = std::vector<std::vector<DeviceId>>;
@@ -115,7 +115,7 @@ class NodePipelines {
     const i64 microbatches =
         std::min(request_.limits.max_microbatches, (of_group.back() + sequences - 1) / sequences);
     if (microbatches < 2) return;
-    Plan plan = blank_plan(request_, kHow);
+    Plan plan = blank_plan(request_, kWeighedWith);
     plan.order = OrderPolicy::kOneFOneB, plan.window = 2;
     plan.strategy = "planned";
     plan.shard_optimizer = request_.limits.shard_optimizer;
@@ -164,7 +164,7 @@ class NodePipelines {
       if (node[c].empty() || classes == 0) continue;
       --classes;
       attention.insert(attention.end(), node[c].begin(), node[c].end());
-      speeds.insert(speeds.end(), node[c].size(), 1 / rates_.attention(c, 1, kHow).sum());
+      speeds.insert(speeds.end(), node[c].size(), 1 / rates_.attention(c, 1, kWeighedWith).sum());
     }
     std::vector<i64> shares(devices.size(), 0);
     for (std::size_t i = 0; const Share& share : make_shares(attention, sequences, speeds))
@@ -204,10 +204,11 @@ class NodePipelines {
     for (std::size_t i = 0; i < own.devices.size(); ++i) {
       const std::size_t c = own.class_of[i];
       BalanceDevice device{.id = own.devices[i], .node = request_.cluster.devices[idx(own.devices[i])].node};
-      if (experts > 0) device.unit_s = std::max(1e-12, rates_.experts(c, copies / experts, 1, kHow).sum());
+      if (experts > 0)
+        device.unit_s = std::max(1e-12, rates_.experts(c, copies / experts, 1, kWeighedWith).sum());
       device.room = static_cast<i64>(rates_.usable_memory(c) / expert / std::max(1.0, run));
       if (shares[i] > 0) {
-        device.busy = rates_.attention(c, real(shares[i]), kHow).sum();
+        device.busy = rates_.attention(c, real(shares[i]), kWeighedWith).sum();
         out.head = std::max(out.head, rates_.head(c, real(shares[i])));
         out.attention.push_back(device.id), out.weights.push_back(real(shares[i]));
       }

@@ -15,7 +15,7 @@ namespace {
 constexpr i64 kMostUneven = 16;         ///< devices of a stage where one more or less matters
 constexpr i64 kLeftOver = 4;            ///< at most a part of so many stays idle
 constexpr i64 kWorthRest = 8;           ///< a rest of less than such a part of a group stays idle
-constexpr i64 kFewGroups = 8;           ///< up to so many are tried whether or not they divide
+constexpr i64 kFewPipelines = 8;        ///< up to so many are tried whether or not they divide
 constexpr std::size_t kMostSizes = 16;  ///< of stages on one set of devices
 constexpr std::size_t kManyClasses = 3;
 constexpr std::size_t kPermuted = 3;  ///< classes of a small cluster
@@ -78,7 +78,7 @@ std::set<i64> group_counts(const Rates& rates, const ClassSet& used) {
   for (i64 groups = 1; groups <= limit; ++groups) {
     const bool divides = std::all_of(used.begin(), used.end(),
                                      [&](std::size_t c) { return rates.classes()[c].size() % groups == 0; });
-    if (divides || groups <= kFewGroups || sequences % groups == 0) counts.insert(groups);
+    if (divides || groups <= kFewPipelines || sequences % groups == 0) counts.insert(groups);
   }
   if (used.size() > 1) return counts;
   const auto per_node = static_cast<i64>(rates.classes()[used[0]].per_node);

@@ -77,7 +77,7 @@ bool move_layer(Group& group, const ModelConfig& model, std::size_t from, std::s
 
 /// Equal for pipelines of which one comes from the other by moving layers: window, and of each group
 /// microbatches and the first device with attention of each stage.
-std::vector<i64> kind_of(const Plan& plan) {
+std::vector<i64> pipeline_kind(const Plan& plan) {
   std::vector<i64> kind = {plan.window};
   for (const Group& group : plan.groups) {
     kind.push_back(static_cast<i64>(group.microbatches.size()));
@@ -173,7 +173,7 @@ void evaluate_borders(Evaluator& evaluator, const ModelConfig& model) {
     if (kinds.size() == kBorderKinds || evaluator.step_of(index) > most) return;
     if (!evaluator.is_pipeline(index)) continue;
     const Plan plan = evaluator.plan_of(index);
-    if (kinds.insert(kind_of(plan)).second)
+    if (kinds.insert(pipeline_kind(plan)).second)
       move_borders(evaluator, model, plan, evaluator.step_of(index), least_budget);
   }
 }

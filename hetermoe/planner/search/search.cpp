@@ -35,10 +35,9 @@ namespace hetermoe {
 namespace {
 
 constexpr i64 kNoLimit = 1 << 30;
-constexpr double kBinds = 0.995;   ///< a bound binds when estimates without it are lower by more
-constexpr i64 kBoundedPlans = 8;   ///< with several types in a stage, or depth groups, that are simulated
-constexpr i64 kGoodSequences = 8;  ///< such a part of the budget for each number of sequences near it
-constexpr Seconds kNever = std::numeric_limits<Seconds>::infinity();
+constexpr double kBinds = 0.995;       ///< a bound binds when estimates without it are lower by more
+constexpr i64 kBoundedPlans = 8;       ///< with several types in a stage, or depth groups, that are simulated
+constexpr i64 kGoodSequences = 8;      ///< such a part of the budget for each number of sequences near it
 constexpr i64 kFewDevicesToVary = 64;  ///< of clusters where single layers of pipelines are moved
 constexpr i64 kMostNearby = 300;       ///< devices of a cluster whose parts are searched, too
 

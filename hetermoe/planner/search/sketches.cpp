@@ -35,9 +35,9 @@ std::vector<GroupOrder> group_orders(const PlanLimits& limits) {
   return all;
 }
 
-class Ranker {
+class SketchRanker {
  public:
-  explicit Ranker(const Rates& rates) : rates_(rates), request_(rates.request()), choice_(rates) {}
+  explicit SketchRanker(const Rates& rates) : rates_(rates), request_(rates.request()), choice_(rates) {}
 
   SketchRanking run() {
     const std::vector<ClassSet> sets = class_sets(rates_);
@@ -439,6 +439,6 @@ std::vector<ClassSet> class_sets(const Rates& rates) {
   return class_sets(types);
 }
 
-SketchRanking rank_sketches(const Rates& rates) { return Ranker(rates).run(); }
+SketchRanking rank_sketches(const Rates& rates) { return SketchRanker(rates).run(); }
 
 }  // namespace hetermoe

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "hetermoe/base/index.h"
@@ -12,11 +13,12 @@
 namespace hetermoe {
 namespace {
 
-constexpr i64 kMostStages = 64, kMostGroups = 64;
+constexpr i64 kMostTeamStages = 64, kMostTeamGroups = 64;
 constexpr i64 kTried = 1536,
               kLeastTried = 4;         ///< plans that have room, times devices; at least so many plans, and
 constexpr double kFarther = 1.2;       ///< all whose ratio is at most so many times that of the first of them
 constexpr double kBetweenNodes = 1.3;  ///< how much longer a step is expected to take whose teams span nodes
+constexpr double kFarBehind = 1.25;  ///< step over the best one, of teams that no window brings to the front
 constexpr double kLongSequence = 0.1;  ///< inputs of all layers of one sequence over the memory of a device
 
 /// Devices that teams may be made of, in the order of the cluster.
@@ -32,6 +34,10 @@ struct TeamShape {
   i32 window = 1;
   bool shards_weights = false;
   double ratio = 1;  ///< what its step is expected to take over the shortest that there could be
+
+  bool has_teams_of(const TeamShape& other) const {
+    return devices == other.devices && stages == other.stages && groups == other.groups && team == other.team;
+  }
 };
 
 /// The shapes of some devices.
@@ -48,9 +54,9 @@ class Shapes {
     const auto devices = static_cast<i64>(devices_->attention.size());
     const bool apart = !devices_->experts.empty();
     for (const i64 stages : kRoundNumbers) {
-      if (stages > std::min({apart ? 1 : kMostStages, request_.model.num_layers, devices / 2})) break;
+      if (stages > std::min({apart ? 1 : kMostTeamStages, request_.model.num_layers, devices / 2})) break;
       for (const i64 groups : kRoundNumbers) {
-        if (groups > std::min({apart ? 1 : kMostGroups, request_.sequences, devices / stages / 2})) break;
+        if (groups > std::min({apart ? 1 : kMostTeamGroups, request_.sequences, devices / stages / 2})) break;
         if (devices % (stages * groups) == 0) add_teams(stages, groups, devices / stages / groups, out);
       }
     }
@@ -167,13 +173,18 @@ void evaluate_teams(Evaluator& evaluator) {
   const i64 budget = evaluator.budget();
   const i64 most = std::max<i64>(kLeastTried, kTried / rates.request().cluster.num_devices());
   i64 tried = 0;
-  double least = 0;  // ratio of the first plan that has room
+  double least = 0;               // ratio of the first plan that has room
+  std::optional<TeamShape> slow;  // the last one that is far behind
   for (const TeamShape& shape : rank_teams(evaluator)) {
+    if (slow && shape.has_teams_of(*slow)) continue;
     const i64 spent = budget - evaluator.budget();
     if (spent > (evaluator.empty() ? evaluator.whole_budget() : evaluator.whole_budget() / 2)) break;
     if (tried >= most && shape.ratio > kFarther * least) break;
-    if (evaluator.evaluate_at_any_cost(make_team_plan(rates.request(), shape)) < 0) continue;
+    const i64 index = evaluator.evaluate_at_any_cost(make_team_plan(rates.request(), shape));
+    if (index < 0) continue;
     if (tried++ == 0) least = shape.ratio;
+    if (!evaluator.empty() && evaluator.step_of(index) > kFarBehind * evaluator.step_of(evaluator.best()))
+      slow = shape;
   }
   evaluator.add_budget(budget - evaluator.budget());
 }

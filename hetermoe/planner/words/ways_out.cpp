@@ -15,9 +15,9 @@ namespace {
 constexpr i64 kBudget = 10'000;    ///< of a search: that a plan has room is enough
 constexpr double kMostGib = 4096;  ///< of main memory that a node may have
 constexpr i64 kAdapterRank = 16;
-constexpr i64 kMostDevices = 64;  ///< of a cluster
-constexpr i64 kShortest = 512;    ///< tokens of a sequence
-constexpr i64 kMostCopies = 8;    ///< of the cluster
+constexpr i64 kMostShortDevices = 64;  ///< of a cluster
+constexpr i64 kShortest = 512;         ///< tokens of a sequence
+constexpr i64 kMostCopies = 8;         ///< of the cluster
 
 class WaysOut {
  public:
@@ -150,7 +150,7 @@ class WaysOut {
 }  // namespace
 
 std::optional<std::vector<std::string>> ways_out(const PlanRequest& request) {
-  if (request.cluster.num_devices() > kMostDevices) return {};
+  if (request.cluster.num_devices() > kMostShortDevices) return {};
   return WaysOut(request).find();
 }
 

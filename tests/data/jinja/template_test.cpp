@@ -9,10 +9,10 @@
 namespace hetermoe::jinja {
 namespace {
 
-const std::string kFolder = HM_SOURCE_DIR "/tests/data/jinja/";
+const std::string kTemplates = HM_SOURCE_DIR "/tests/data/jinja/";
 
-const Json& golden() {
-  static const Json all = read_json(kFolder + "golden.json");
+const Json& golden_templates() {
+  static const Json all = read_json(kTemplates + "golden.json");
   return all;
 }
 
@@ -28,11 +28,11 @@ Json rendered(const Template& of, const Json& names, std::string* error = nullpt
 
 TEST(JinjaTemplate, ShapesOfModelsOverRandomConversations) {
   int compared = 0;
-  for (const auto& [name, texts] : golden()["templates"].items()) {
-    const Template shape(read_text(kFolder + "templates/" + name + ".jinja"), name);
+  for (const auto& [name, texts] : golden_templates()["templates"].items()) {
+    const Template shape(read_text(kTemplates + "templates/" + name + ".jinja"), name);
     for (std::size_t t = 0; t < texts.size(); ++t) {
-      Json names = golden()["names"];
-      names["messages"] = golden()["talks"][t];
+      Json names = golden_templates()["names"];
+      names["messages"] = golden_templates()["talks"][t];
       for (const bool ask : {false, true}) {
         names["add_generation_prompt"] = ask;
         std::string error;
@@ -47,12 +47,12 @@ TEST(JinjaTemplate, ShapesOfModelsOverRandomConversations) {
 
 TEST(JinjaTemplate, SmallAndRandomTemplates) {
   int compared = 0, errors = 0;
-  for (const Json& snippet : golden()["snippets"]) {
+  for (const Json& snippet : golden_templates()["snippets"]) {
     const auto source = snippet[0].get<std::string>();
     std::string error;
     Json got;
     try {
-      got = rendered(Template(source, "snippet"), golden()["context"], &error);
+      got = rendered(Template(source, "snippet"), golden_templates()["context"], &error);
     } catch (const ConfigError& refused) {
       error = refused.what();
     }
