@@ -8,11 +8,11 @@
 // follows.
 namespace hetermoe {
 
-/// Of backward, recomputation and gradients of weights of a layer.
+/// Shares for backward, recomputation and gradients of weights of a layer.
 inline const Shares& backward_shares(const LayerPlacement& layer) {
   return layer.attention_backward.empty() ? layer.attention : layer.attention_backward;
 }
-/// Of the gradient of the embedding: where layer 0 has backward shares, it is where that layer's is.
+/// Shares for the gradient of the embedding: the backward shares of layer 0 if it has some.
 inline const Shares& backward_embed_shares(const Group& group) {
   const bool own = !group.layers.empty() && !group.layers[0].attention_backward.empty();
   return own ? group.layers[0].attention_backward : group.embed;

@@ -11,7 +11,7 @@ namespace hetermoe {
 /// devices do what they did, so that they need what they needed, but for activations of more windows. None
 /// where a stage has fewer layers than chunks, or the plan is no pipeline or an interleaved one.
 std::optional<Plan> interleaved(const Plan& plan, const ModelConfig& model, i64 chunks);
-/// Of the best pipeline so far.
+/// Tries interleaved versions of the best pipelines so far.
 void evaluate_interleaved(Evaluator& evaluator, const ModelConfig& model);
 
 /// The pipeline with a layer more on stage `to`, one less on stage `from` beside it, in all groups. None
