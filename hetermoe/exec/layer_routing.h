@@ -17,7 +17,7 @@ struct LayerRouting {
   at::Tensor slot_of;                     ///< int32 [E] on the device, made by the first who asks
 };
 
-/// What a source sends in one chunk to each owner.
+/// Copies that a source sends to each owner in one chunk.
 struct RoutedCopies {
   std::vector<SendIndex> send;  ///< by owner; empty as long as only the device knows where each begins
   DeviceSplit split;            ///< of all owners, then

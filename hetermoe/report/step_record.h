@@ -21,7 +21,7 @@ struct Validation {
   std::vector<OfSource> sources;  ///< where there are several
 };
 
-/// What a run knows of a step. metrics.h says what of it is written where.
+/// Figures of a step. metrics.h says which of them are written where.
 struct StepRecord {
   i64 step = 0;  ///< 1 = the first
   double loss = 0, aux_loss = 0, grad_norm = 0, learning_rate = 0;

@@ -5,7 +5,7 @@
 
 namespace hetermoe {
 
-/// What a balancer has learned of the steps before; checkpoints keep it.
+/// The history of a balancer from the steps before; checkpoints keep it.
 struct BalancerHistory {
   std::vector<std::vector<double>> loads;  ///< [layers with experts][experts] mean copies; empty = none yet
   /// [num_devices] mean over steps of how many times as long as the fastest device of its kind a device

@@ -18,7 +18,7 @@ namespace hetermoe {
 /// Cores of this machine, at least 1.
 i32 num_cores();
 
-/// What a session of a run is made from. All are referred to and must outlive the session.
+/// The inputs of a run's session. All are referenced and must outlive the session.
 struct SessionParts {
   const Job& job;
   const ModelConfig& model;
