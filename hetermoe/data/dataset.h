@@ -40,13 +40,13 @@ struct Dataset {
   std::vector<std::string> domains() const;
 };
 
-/// Reads what data.paths names: one source, or with data.weights one for each path. Throws
+/// Reads the files that data.paths names: one source, or with data.weights one for each path. Throws
 /// * IoError that names the file that cannot be read;
 /// * InputError for a damaged file;
 /// * ConfigError when there are fewer tokens than a sequence needs, or when there is text without a
 ///   tokenizer;
-/// * ConfigError also when a file that is named itself (not found in a folder) is no text, or when
-///   data.template is given for text that is neither JSON lines nor an array of objects.
+/// * ConfigError when a file that is named itself (not found in a folder) is no text;
+/// * ConfigError when data.template is given for text that is neither JSON lines nor an array of objects.
 Dataset load_dataset(const DataOptions& options, i64 seq_len);
 
 /// One source of tokens in memory, each a byte.

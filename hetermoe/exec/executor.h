@@ -60,9 +60,9 @@ struct DeviceWork {
 /// op.
 ///
 /// If the schedule overlaps with the step before it (Schedule::carry), begin() may be called while one step
-/// is under way. may_overlap() is false if a device is a GPU, memory is metered, or the transport takes
-/// turns. Each of the two steps has its own buffers. The carried dependencies cover the buffers that both
-/// use.
+/// is under way. That holds if may_overlap(): no device is a GPU, memory is not metered, and the transport
+/// does not take turns. Each of the two steps has its own buffers. The carried dependencies cover the buffers
+/// that both use.
 ///
 /// Threads: one thread at a time calls; when all steps that were begun have ended no lane does anything.
 class Executor {

@@ -142,9 +142,9 @@ class ParameterStore {
   i64 updates() const;
   void set_updates(i64 count);
 
-  // ---- Moves between steps. For one part of one layer after another: prepare(), fill the new units,
-  // adopt(). When all are done, bind(). The layer is that of Unit: -1 the embedding, num_layers the head.
-  // ----
+  // ---- Moves between steps ----
+  // For one part of one layer after another: prepare(), fill the new units, adopt(). When all are done,
+  // bind(). The layer is that of Unit: -1 the embedding, num_layers the head.
   /// Makes storages for the units that the new `states` place here, beside those in use, unless they lie so
   /// already. The units that are here are copied over; those in new_units() are zero, for the caller to fill.
   void prepare(std::span<const State> states, UnitPart part, i32 layer);
