@@ -75,7 +75,7 @@ const Balancer& find_balancer(const std::string& name, std::vector<std::string> 
 /// division of copies by their counts.
 inline constexpr char kAllParts[] = "reorder,samples,guests,split";
 
-/// Who owns, how copies are divided within a step, and which sequences change places.
+/// Owners, the division of copies within a step, and whether sequences change places.
 struct BalancerChoice {
   const Balancer* balancer = nullptr;  ///< null: the plan's own owners
   CopySplit split = CopySplit::kShares;

@@ -58,7 +58,7 @@ class StoreJob : public Processes {
   std::unique_ptr<Watch> watch_;
 };
 
-/// The processes of a run that torchrun, or whoever sets its variables, started.
+/// The processes of a run that torchrun started, or another launcher that sets its variables.
 std::unique_ptr<Processes> join_store(const StoreAddress& address, StoreOptions options = {});
 
 }  // namespace hetermoe

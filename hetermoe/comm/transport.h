@@ -101,7 +101,7 @@ class Transport {
   /// soon: it does not wait until the exchanges have ended.
   virtual void abort(const std::string& reason) = 0;
 
-  /// Who waits for whom at this moment, for reports of hangs.
+  /// The devices that wait at this moment, and their peers, for reports of hangs.
   virtual std::vector<AwaitedMessage> awaited() const { return {}; }
 };
 

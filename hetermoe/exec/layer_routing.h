@@ -6,7 +6,7 @@
 
 namespace hetermoe {
 
-/// Who owns the experts of one layer of a group, in the forms in which a device uses it.
+/// The owners of the experts of one layer of a group, in the forms in which a device uses them.
 struct LayerRouting {
   LayerRouting(OwnerTable table, i64 num_owners, c10::Device device);
 

@@ -101,7 +101,7 @@ class ParameterStore {
   void let_updates_lag();
 
   // ---- By unit ----
-  /// What is here, state by state.
+  /// The units that are here, state by state.
   std::vector<Unit> units() const;
   bool holds(const Unit& unit) const { return find(shelves_, unit).second != nullptr; }
   UnitTensors tensors(const Unit& unit) const;

@@ -30,7 +30,7 @@ struct StepInput {
   double max_grad_norm = 0;  ///< 0 = no clipping
   double loss_scale = 1;     ///< factor on all gradients of the backward pass, taken out in the update
   AdamwOptions adamw;
-  RouteSink* routes = nullptr;  ///< null = nobody listens
+  RouteSink* routes = nullptr;  ///< null = none
   /// Routing replay: [num_layers] integers [sequences of the step, seq_len, K] on the CPU, the experts that
   /// are taken in place of the routers' choices; a token whose ids are -1 chooses itself. Weights and
   /// gradients are those of the current scores. Empty = routers choose; undefined in dense layers.

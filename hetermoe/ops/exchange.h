@@ -9,8 +9,8 @@ namespace hetermoe {
 
 struct ExchangeLoad;
 
-/// Who sends rows to whom in an op of an exchange. Ops ask it, not the shares of a layer. Keeps a reference
-/// to the placement.
+/// Senders and receivers of rows in an op of an exchange. Ops use it, not the shares of a layer. Keeps a
+/// reference to the placement.
 class Exchange {
  public:
   Exchange(const Op& op, const Placement& placement)

@@ -66,7 +66,7 @@ class Placement {
   /// The device of a piece, and its chunk there.
   std::pair<DeviceId, i32> of_saved_piece(PlaceId host, i32 piece) const;
   i32 last_moe_layer() const;  ///< -1 = the model has no experts
-  /// Who computes which tokens of stage `layer`: -1 the embedding, num_layers the head. All phases but
+  /// The devices of the tokens of stage `layer`: -1 the embedding, num_layers the head. All phases but
   /// forward follow the backward shares.
   TokenRanges ranges(i32 group, i32 layer, i32 microbatch, Phase phase = Phase::kForward) const;
   /// Those of the layer of an op, in its phase.

@@ -41,7 +41,7 @@ struct State {
   bool graded_on(PlaceId place) const { return trainable && !(adapters_stay() && has_home(place)); }
   /// Gradients go to the hosts after each visit.
   bool summed_on_hosts() const { return visits() && !adapters_stay(); }
-  /// Who sums the gradients of its copies.
+  /// The places that sum the gradients of the state's copies.
   const std::vector<PlaceId>& reducers() const { return summed_on_hosts() ? homes : devices; }
   const std::vector<PlaceId>& updaters() const { return homes.empty() || adapters_stay() ? devices : homes; }
   bool updated_on(PlaceId place) const {

@@ -4,8 +4,8 @@
 
 #include "hetermoe/plan/plan.h"
 
-// Layers whose backward pass is on other devices than their forward pass. Everybody asks here whose shares it
-// follows.
+// Layers whose backward pass is on other devices than their forward pass. All other code gets the shares of
+// backward from these functions.
 namespace hetermoe {
 
 /// Shares for backward, recomputation and gradients of weights of a layer.
@@ -18,7 +18,7 @@ inline const Shares& backward_embed_shares(const Group& group) {
   return own ? group.layers[0].attention_backward : group.embed;
 }
 
-/// Who computes the layer depends on microbatch and phase.
+/// Whether the devices of the layer depend on microbatch and phase.
 bool roams(const LayerPlacement& layer);
 /// Some layer of the group has backward shares of its own.
 bool has_backward_shares(const Group& group);

@@ -27,7 +27,7 @@ struct UnitMove {
 
 struct UnitMoves {
   std::vector<UnitMove> moves;  ///< in the order of units, then of receivers
-  std::vector<Unit> lost;       ///< some device needs them, and nobody who is left holds them
+  std::vector<Unit> lost;       ///< some device needs them, and no remaining device holds them
   Bytes bytes() const;
 };
 

@@ -38,8 +38,8 @@ enum class WeightGradients { kWith, kAfter };
 /// Whether an fp32 copy of bf16 parameters is kept, which the optimizer updates; none: it updates the
 /// parameters themselves and rounds them stochastically.
 enum class Master { kFp32, kNone };
-/// Who computes a token's experts. owners: those that own them alone. sources: the device with the token's
-/// attention part, which owns all experts of the layer; nothing travels.
+/// The devices that compute a token's experts. owners: only those that own them. sources: the device with the
+/// token's attention part, which owns all experts of the layer; nothing travels.
 enum class ExpertsAt { kOwners, kSources };
 /// Where results of experts go if the next layer is on other devices. source: to the devices that sent the
 /// rows, which add them up and send the sum on. next: to the devices of the next layer, while the residual

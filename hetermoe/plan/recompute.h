@@ -6,8 +6,8 @@
 #include "hetermoe/model/op_cost.h"
 #include "hetermoe/plan/plan.h"
 
-// Where the backward pass of a layer finds its activations. Everybody asks here: a layer may have its own
-// Recompute.
+// Where the backward pass of a layer finds its activations. All other code uses these functions, because a
+// layer may have its own Recompute.
 namespace hetermoe {
 
 /// Recomputation of a layer of a group: its own, else the plan's. The plan may be unfinished, without layers.

@@ -48,7 +48,7 @@ struct PlanRequest {
   PlanLimits limits;
   Trained trained = {};
   AssumedRouting routing = {.margin = kRoutingMargin};
-  bool links_assumed = false;  ///< nobody states the cluster's links: see assumed_links()
+  bool links_assumed = false;  ///< the cluster file does not state links: see assumed_links()
 };
 /// Predicts steps as the request has them.
 inline Predictor predictor_of(const PlanRequest& request) {

@@ -42,7 +42,7 @@ struct StepRecord {
   bool overflowed = false;                 ///< skipped for fp16 gradients, and the loss scale was lowered
   bool updated = true;                     ///< false: loss or gradients were not finite, the step was skipped
   std::vector<std::string> warnings;       ///< what the run noticed of its own health in this step
-  std::map<std::string, double> mfu;  ///< model FLOPs utilisation by type of device; empty = nobody knows
+  std::map<std::string, double> mfu;       ///< model FLOPs utilisation by type of device; empty = not known
   /// By name of device: the most bytes of tensors of the step, on a GPU of the run so far. Only where they
   /// are counted: on GPUs, and on CPUs in `train` under the virtual clock.
   std::map<std::string, Bytes> memory;

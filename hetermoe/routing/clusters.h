@@ -34,7 +34,7 @@ Clusters labelled(const Activations& rows, const std::vector<i32>& labels, i64 n
 std::vector<i32> nearest(const Activations& rows, const std::vector<std::vector<double>>& centres);
 
 /// [clusters] the device groups that serve each cluster. As many clusters as groups: one each. Fewer: the
-/// next group goes to whoever has most copies per group. More: clusters are clustered again.
+/// next group goes to the cluster with most copies per group. More: clusters are clustered again.
 std::vector<std::vector<i32>> groups_of_clusters(const Activations& rows, const Clusters& clusters,
                                                  i64 num_groups);
 

@@ -40,7 +40,7 @@ std::vector<i64> owner_speeds(const Placement& placement, i32 group, i32 layer);
 /// Copies of one exchange: [sources][experts].
 using SourceCopies = std::vector<std::vector<i64>>;
 
-/// Who computes how many copies of each expert.
+/// The number of copies of each expert that each device computes.
 struct ExchangeSplit {
   /// [sources] shares that give whole copies, see copy_destinations(). All owners are in it, also those
   /// without copies.

@@ -45,8 +45,8 @@ std::vector<SketchGroup> later_class_groups(const Shape& shape);
 /// at its best rate, nothing else.
 double ideal_rate(const Rates& rates, const Shape& shape);
 
-/// Who computes attention in a group and in how many microbatches: the best by estimate, found by climbing
-/// from the borders of classes. Remembers what it was asked. For one thread.
+/// Chooses the devices with attention in a group and the number of microbatches: the best by estimate, found
+/// by climbing from the borders of classes. Remembers its results. For one thread.
 class GroupChoice {
  public:
   /// Keeps a reference.

@@ -18,8 +18,8 @@ void evaluate_interleaved(Evaluator& evaluator, const ModelConfig& model);
 /// where a group has no such stages, `from` has a single layer, or layers are in several runs.
 std::optional<Plan> with_layer_moved(const Plan& plan, const ModelConfig& model, std::size_t from,
                                      std::size_t to);
-/// Single layers of the best pipelines that differ in stages go over to the stage before or after, as long as
-/// that is faster: whoever cuts layers by load does not see where the step waits for its first and its last
+/// Moves single layers of the best pipelines that differ in stages to the stage before or after, as long as
+/// that is faster. A cut of layers by load does not show where the step waits for its first and its last
 /// microbatches.
 void evaluate_borders(Evaluator& evaluator, const ModelConfig& model);
 

@@ -8,8 +8,8 @@
 
 namespace hetermoe {
 
-/// Who computes the head of a plan with depth groups: the devices with experts of the last layer, or those
-/// with attention that a layer after it would have.
+/// The devices that compute the head of a plan with depth groups: those with experts of the last layer, or
+/// those with attention that a layer after it would have.
 enum class HeadOn { kExperts, kAttention };
 template <>
 struct EnumNames<HeadOn> {
@@ -128,8 +128,8 @@ struct Roles {
   std::vector<DeviceId> attention, experts;
 };
 Roles default_roles(const Cluster& cluster);
-/// Who does what where devices are used so. asked: a list that is empty is chosen; where devices do not have
-/// roles of their own, asked.experts is not looked at, and one device is the first with attention.
+/// Roles of devices for a use. asked: an empty list is chosen here. If devices have no roles of their own,
+/// asked.experts is ignored; a single device is the first with attention.
 Roles roles_of(DeviceUse use, const Cluster& cluster, const Roles& asked);
 
 /// Shares of a microbatch, one entry per device, zeros included.

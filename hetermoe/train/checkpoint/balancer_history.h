@@ -11,7 +11,7 @@ struct BalancerHistory {
   /// [num_devices] mean over steps of how many times as long as the fastest device of its kind a device
   /// takes, beyond what the cluster file says; empty = none yet.
   std::vector<double> slowness;
-  DomainUse use;  ///< empty = none yet, or nobody goes by domains
+  DomainUse use;  ///< empty = none yet, or the balancer does not use domains
 };
 
 }  // namespace hetermoe

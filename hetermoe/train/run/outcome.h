@@ -64,7 +64,7 @@ struct PredictedStep {
   std::vector<MemoryPeak> memory;  ///< [place] in the dtypes that the run computes in
 };
 
-/// Who hears of a run while it goes on. Each may be empty.
+/// Functions that a run calls while it goes on. Each may be empty.
 struct RunHooks {
   std::function<void(const StepRecord&)> on_step{};
   /// Notes for the user, at once; before the first step those on checkpoints and on a changed job.

@@ -11,10 +11,10 @@ namespace hetermoe {
 struct TakenRoutes {
   i64 layer, first, count;
   at::Tensor ids;      ///< int16 [count * seq_len, K], on the device that computed them
-  at::Tensor weights;  ///< fp32, the same shape; undefined where nobody asked for them
+  at::Tensor weights;  ///< fp32, the same shape; undefined if no reader needs them
 };
 
-/// Who reads the choices of steps that have ended.
+/// A reader of the choices of steps that have ended.
 class RouteReader {
  public:
   virtual ~RouteReader() = default;
