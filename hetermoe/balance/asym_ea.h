@@ -40,10 +40,10 @@ struct AsymEaResult {
 i64 total_chunks(const AsymEaResult& result);
 
 /// Exact integers throughout, so that no chunk is lost to rounding. Where the printed algorithm is
-/// inconsistent, T_squeeze is the time saved on an expert device plus the time added on an attention device,
-/// a layer gives at most what an expert device has (the rest goes to the next layers), and memory bounds are
-/// counted in chunks.
-/// With `chunks` that total is spread instead of the one the times ask for, within the memory bounds.
+/// inconsistent, this holds: T_squeeze is the time saved on an expert device plus the time added on an
+/// attention device. A layer gives at most the chunks of an expert device (the rest goes to the next layers).
+/// Memory bounds are counted in chunks. With `chunks` that total is spread instead of the one the times ask
+/// for, within the memory bounds.
 AsymEaResult gather_and_squeeze(const AsymEaInput& input, std::optional<i64> chunks = {});
 
 }  // namespace hetermoe

@@ -12,7 +12,7 @@ namespace hetermoe {
 
 inline constexpr i64 kUnlimitedRoom = std::numeric_limits<i64>::max();
 
-/// What a balancer knows of a device.
+/// Properties of a device that a balancer uses.
 struct BalanceDevice {
   DeviceId id = 0;
   NodeId node = 0;
@@ -71,11 +71,11 @@ const std::vector<Balancer>& balancers();
 /// Accepts '-' or '_'. Throws ConfigError with the known names, `also` among them.
 const Balancer& find_balancer(const std::string& name, std::vector<std::string> also = {});
 
-/// What relibra is made of: owners between steps; the order of sequences; and within a step guests, and a
+/// The parts of relibra: owners between steps; the order of sequences; and within a step guests, and a
 /// division of copies by their counts.
 inline constexpr char kAllParts[] = "reorder,samples,guests,split";
 
-/// Who owns, how copies are divided within a step, and which sequences change places.
+/// Owners, the division of copies within a step, and whether sequences change places.
 struct BalancerChoice {
   const Balancer* balancer = nullptr;  ///< null: the plan's own owners
   CopySplit split = CopySplit::kShares;

@@ -15,12 +15,12 @@ struct DeviceLoads {
   std::vector<std::vector<double>> lent;    ///< [devices][experts] of them, of experts that are guests there
 };
 
-/// Of all layers with experts and all groups, for one step; speeds are filled in by the caller. routing: not
-/// divided at will, for then no device has particular experts.
+/// Loads of all layers with experts and all groups, for one step; the caller fills in speeds. routing: not
+/// divided at will, because then no device has particular experts.
 std::vector<DeviceLoads> device_loads(const TraceRouting& trace, const SplitRouting& routing,
                                       const Placement& placement);
 
-/// What each device takes for its copies over what all would take if copies could be divided at will.
+/// Time of each device for its copies, over the time of all if copies could be divided at will.
 std::vector<double> device_times(const DeviceLoads& loads);
 
 }  // namespace hetermoe

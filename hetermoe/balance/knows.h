@@ -3,7 +3,7 @@
 
 namespace hetermoe {
 
-/// What a balancer goes by: the steps before, or the step's own choices.
+/// The loads that a balancer uses: the steps before, or the step's own choices.
 enum class Knows { kHistory, kForesight };
 template <>
 struct EnumNames<Knows> {

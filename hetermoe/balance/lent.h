@@ -4,7 +4,7 @@
 
 namespace hetermoe {
 
-/// What guests of a simulated step carry, and how much of it other work hides.
+/// Bytes and time of the guests of a simulated step, and how much of it other work hides.
 struct Lent {
   Bytes weights = 0, gradients = 0;  ///< to guests, and home
   Seconds seconds = 0;               ///< of all ops lend and settle that carry something

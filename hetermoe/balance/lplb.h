@@ -18,7 +18,7 @@ using TopologyColumns = std::vector<std::vector<i32>>;
 /// or that gives a device a copy of its own expert.
 TopologyColumns topology_columns(const std::string& name, i64 num_devices);
 
-/// [experts] owners, the first first. experts: [devices] those of each device, busiest first. Of each device
+/// [experts] owners, the first first. experts: [devices] those of each device, busiest first. On each device
 /// rows * columns experts get a second owner: the device that copies in a column.
 std::vector<std::vector<i32>> topology_hosts(const std::vector<std::vector<ExpertId>>& experts,
                                              const TopologyColumns& columns, i64 rows);

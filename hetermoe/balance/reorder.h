@@ -13,8 +13,8 @@ struct ReorderInput {
   std::vector<NodeId> nodes;                ///< [devices]
   /// Weight of the latest node beside that of the latest device: guests even out what is inside a node.
   double node_weight = 0;
-  /// Of nodes with sources or owners: in each microbatch the busiest counts beside the latest device. What a
-  /// node's own tokens choose is taken to be like what all choose.
+  /// Ports of nodes with sources or owners: in each microbatch the busiest counts beside the latest device.
+  /// Tokens of a node are assumed to choose like all tokens.
   std::vector<NodePort> ports = {};
   i64 proposals = 20000;
   u64 seed = 1;

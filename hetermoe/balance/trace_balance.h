@@ -18,7 +18,7 @@
 // Balancers on recorded routing, without training.
 namespace hetermoe {
 
-/// What balancers make equal: the time of devices, or (as the papers do) their copies.
+/// The quantity that balancers make equal: the time of devices, or (as the papers do) their copies.
 enum class Weigh { kTime, kCount };
 
 struct TraceBalanceOptions {
@@ -27,21 +27,21 @@ struct TraceBalanceOptions {
   Knows knows = Knows::kHistory;
   i64 replicas = 0;  ///< copies of experts in a layer beyond one of each, for balancers that make some
   i64 guests = 2;    ///< slots for guests on each device, where the balancer has guests
-  /// What a guest must save, see Plan::guest_cost; none = what it costs by the cost model.
+  /// Copies that a guest must save, see Plan::guest_cost; none = its cost by the cost model.
   std::optional<i64> guest_cost = 0;
   Weigh weigh = Weigh::kTime;
   std::string topology = {};  ///< for lplb, see topology_columns()
-  /// What a balancer chose is taken for a step only if it shortens the simulated step by more than kLeastGain
-  /// of what the plan's own owners take; else these stay.
+  /// The choice of a balancer is taken for a step only if it shortens the simulated step by more than
+  /// kLeastGain of the time with the plan's own owners; else these stay.
   bool guard = false;
   std::string groups = "node";  ///< where sequences are ordered, see device_groups()
   double load_cap = 1.1;        ///< for locality: time ratio of device groups, 0 = none
   bool padded = false;          ///< exchanges are simulated as PaddedRouting has them
 };
 
-/// What is gained must be more than this part of a step, so that chance decides nothing.
+/// The gain must be more than this part of a step, so that chance decides nothing.
 inline constexpr double kLeastGain = 0.005;
-/// The guard's question, of simulated steps: with what a balancer chose, and without.
+/// The guard's decision from two simulated steps: with the balancer's choice, and without.
 inline bool shortens(Seconds with, Seconds without) { return with < (1 - kLeastGain) * without; }
 
 /// A balancer over the steps of a trace.
@@ -79,7 +79,7 @@ struct RecordedSteps {
 /// `plan` with the owners of `from`.
 Plan with_owners(Plan plan, const Plan& from);
 
-/// What a trace is balanced on. All that is referred to must outlive it.
+/// Balances a trace on a model, a cluster and a plan. All referenced objects must outlive it.
 class TraceBalance {
  public:
   TraceBalance(const ModelConfig& model, const Cluster& cluster, const Plan& plan, const StepOptions& step,

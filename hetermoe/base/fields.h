@@ -13,8 +13,8 @@
 #include "hetermoe/base/suggest.h"
 #include "hetermoe/base/types.h"
 
-// Options are structs whose members are described once; reading, writing, range and unknown-key errors, help
-// and docs/options.md follow from the description:
+// Options are structs whose members are described once. Reading, writing, errors of ranges and unknown keys,
+// help and docs/options.md follow from the description:
 //
 //   struct TrainOptions {
 //     i64 steps = 100;
@@ -23,11 +23,11 @@
 //     }
 //   };
 //
-// A member may be bool, an integer, a double, a string, an enum with names (see EnumNames), a std::vector,
-// SmallVector or std::optional of these, or another struct with fields().
+// A member may be bool, an integer, a double, a string, or an enum with names (see EnumNames). It may also be
+// a std::vector, SmallVector or std::optional of these, or another struct with fields().
 namespace hetermoe {
 
-/// What is allowed of a member: the range of a number, inclusive, and more.
+/// Limits of a member: the range of a number, inclusive, and more.
 struct Range {
   double low = -std::numeric_limits<double>::infinity();
   double high = std::numeric_limits<double>::infinity();
@@ -178,7 +178,7 @@ Json write_value(const T& value) {
   }
 }
 
-/// What a person may write for a member: "integer", "list of numbers", ...
+/// The kind of value that a user writes for a member: "integer", "list of numbers", ...
 template <class T>
 std::string type_text() {
   if constexpr (std::is_same_v<T, bool>)

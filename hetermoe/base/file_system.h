@@ -4,7 +4,7 @@
 
 #include "hetermoe/base/types.h"
 
-// What std::filesystem lacks.
+// Functions that std::filesystem lacks.
 namespace hetermoe {
 
 /// Two paths of one file system get each other's name at once: at no moment is one of the names free. False,

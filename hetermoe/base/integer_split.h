@@ -9,8 +9,8 @@ namespace hetermoe {
 /// Splits `total` into parts proportional to `weights`, largest remainder first; every part gets its floor.
 std::vector<i64> proportional_split(i64 total, const std::vector<double>& weights);
 
-/// Row i of the result adds up to rows[i], column j to columns[j] (equal totals), and every column is spread
-/// over the rows as evenly as whole numbers allow.
+/// Row i of the result adds up to rows[i], column j to columns[j] (equal totals). Every column is spread over
+/// the rows as evenly as whole numbers allow.
 std::vector<std::vector<i64>> spread(const std::vector<i64>& rows, const std::vector<i64>& columns);
 
 /// Part p has sizes[p] equal devices that own totals[p] of the experts of all layers together. Returns

@@ -25,7 +25,7 @@ std::string_view agree(T count, std::string_view singular, std::string_view plur
   return count == 1 ? singular : plural;
 }
 
-/// "a,b" -> "a", "b". What follows a last comma counts only if there is something.
+/// "a,b" -> "a", "b". Text after a last comma counts only if it is not empty.
 std::vector<std::string> cut_at_commas(std::string_view text);
 
 }  // namespace hetermoe

@@ -7,7 +7,7 @@
 
 namespace hetermoe {
 
-/// What `routing balance` and `compare --balancers` are asked.
+/// Options of `routing balance` and `compare --balancers`.
 struct BalanceRowsOptions {
   std::string trace, job, plan, steps, output, topology;
   std::string knows;  ///< empty = history where there are several steps

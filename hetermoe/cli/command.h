@@ -30,11 +30,10 @@ const std::vector<Command>& commands();
 using Overrides = std::vector<std::pair<std::string, std::string>>;
 
 /// Makes every key of a job file an option of `flags`, as --train.steps 20 or --train.steps=20; '-' may stand
-/// for
-/// '_'. What is true or false is a flag with a contrary: --plan.row_dedup, --no-plan.row_dedup, and takes
-/// =true or =false. To be called after the command's own options; names that these take stay theirs.
+/// for '_'. A key that is true or false is a flag with a contrary: --plan.row_dedup, --no-plan.row_dedup, and
+/// takes =true or =false. To be called after the command's own options, which keep their names.
 void allow_overrides(Flags& flags);
-/// What was given so, in the order of the job's keys.
+/// The overrides that were given, in the order of the job's keys.
 Overrides overrides_of(const Flags& flags);
 
 /// A job as the words of a command line name it.
@@ -42,14 +41,14 @@ struct GivenJob {
   std::string file;  ///< empty = none
   Overrides overrides;
 };
-/// What the words after `hetermoe train` say. Throws ConfigError for words that it does not take.
+/// The job of the words after `hetermoe train`. Throws ConfigError for words that it does not take.
 GivenJob parse_train(const std::vector<std::string>& words);
 
 /// Parses the words after the program's name and runs the command. Returns the exit code; throws ConfigError
 /// for words that are no command, option or value of one.
 int run_program(std::vector<std::string> words);
 
-/// What the program ends with: 2 for wrong use or wrong input, 1 for a run that failed.
+/// Exit code of the program: 2 for wrong use or wrong input, 1 for a run that failed.
 int exit_code_of(const std::exception& error);
 
 /// Exit code of what was executed: 128 + the signal that ended it before its last step, which is said on

@@ -14,7 +14,7 @@ class Option;
 
 namespace hetermoe {
 
-/// What is checked when all words are parsed.
+/// Checks that run when all words are parsed.
 using FlagChecks = std::vector<std::function<void()>>;
 
 /// One option of a command, for what is said of it after it was added:
@@ -44,8 +44,9 @@ class FlagOption {
   std::shared_ptr<FlagChecks> checks_;
 };
 
-/// What a command takes. Only command.cpp sees the library behind it, whose header costs more compile time
-/// than a whole command. Variables are filled when the command line is parsed and must outlive the flags.
+/// The options of a command. Only command.cpp sees the library behind it, whose header costs more compile
+/// time than a whole command. Variables are filled when the command line is parsed and must outlive the
+/// flags.
 class Flags {
  public:
   explicit Flags(CLI::App& app, std::vector<std::string> behind_dashes = {});

@@ -6,7 +6,7 @@
 #include "hetermoe/routing/domain_use.h"
 #include "hetermoe/routing/told.h"
 
-// What `routing cluster` says of the domains of a trace's sequences.
+// Output of `routing cluster` on the domains of a trace's sequences.
 namespace hetermoe {
 
 bool has_domains(const TraceHeader& header, const TraceStep& step);

@@ -7,7 +7,7 @@
 #include "hetermoe/cli/routing_domains.h"
 #include "hetermoe/routing/clusters.h"
 
-// What `routing cluster` works out: clusters of sequences, and experts placed by them.
+// Results of `routing cluster`: clusters of sequences, and experts placed by them.
 namespace hetermoe {
 
 struct RoutingClusterArguments {
@@ -42,7 +42,7 @@ struct ClusterResult {
   std::vector<i32> group_of;             ///< [sequences]
   std::vector<PlacedWay> ways;
   ToldDomains told;
-  // Of the prefix:
+  // Figures of the prefix:
   double prefix_right = 0, prefix_correlation = 0, prefix_volume = 0, shuffled_volume = 0;
 };
 

@@ -17,7 +17,7 @@ struct SparseCommand {
 /// Throws ConfigError and IoError as plan_sparse() and sparsify_folder().
 int make_sparse(const SparseCommand& command, const GrowthSource& source);
 
-/// What upcycle tells of a model before and after.
+/// Sizes of a model that upcycle prints, before and after.
 Json sizes_json(const ModelConfig& model);
 std::string sizes_text(const ModelConfig& before, const ModelConfig& after);
 

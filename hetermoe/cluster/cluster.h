@@ -23,8 +23,8 @@ struct EnumNames<AttentionKernel> {
   static const std::vector<std::string>& names();
 };
 
-/// What one kind of device can do, from its data sheet. configs/devices/*.yaml; each figure has its source
-/// beside it.
+/// Figures of one kind of device, from its data sheet: configs/devices/*.yaml, where each figure has its
+/// source beside it.
 struct DeviceType {
   std::string name;                         ///< "V100", "A40", ...
   std::string description;                  ///< full product name
@@ -116,8 +116,8 @@ struct Node {
   Seconds latency = 0;         ///< of a message to another node
   BytesPerSecond local = 0;    ///< between devices of the node, per device and direction
   Seconds local_latency = 0;
-  /// What a transfer takes longer for each peer: on another node (calibrated on O1), on the same (assumed).
-  /// See docs/cost-model.md.
+  /// Time that each peer adds to a transfer: on another node (calibrated on O1), on the same (assumed). See
+  /// docs/cost-model.md.
   Seconds peer = 17e-6, local_peer = 3e-6;
   std::optional<NodeHost> host = {};  ///< none: its main memory is not used
 };
@@ -132,9 +132,9 @@ struct Cluster {
   NodeId node_of(PlaceId place) const {
     return place < num_devices() ? devices[static_cast<std::size_t>(place)].node : place - num_devices();
   }
-  /// Of a device, or of a host whose node has one; 0 = the node has none.
+  /// Memory of a device, or of a host; 0 = the node has no host.
   Bytes memory_bytes(PlaceId place) const;
-  /// Of a place that is a host; its node must have one.
+  /// The host of a place that is a host; its node must have one.
   const NodeHost& host_of(PlaceId place) const {
     return *nodes[static_cast<std::size_t>(node_of(place))].host;
   }

@@ -9,8 +9,8 @@ at::ScalarType scalar_type(Dtype dtype);
 /// In what numbers travel without scales; HM_CHECK fails for a wire with scales.
 at::ScalarType scalar_type(Wire wire);
 
-/// What encode() makes of `rows` rows of `width` numbers: numbers [R, D]; with scales bytes [R, B], the codes
-/// of a row and then its scale.
+/// The result of encode() for `rows` rows of `width` numbers: numbers [R, D]; with scales bytes [R, B], the
+/// codes of a row and then its scale.
 MessageShape::Part encoded_part(Wire wire, i64 rows, i64 width);
 
 /// fp8_row: the scale of a row is its largest absolute value / 448, at least 2^-126; that of zeros is 1. A

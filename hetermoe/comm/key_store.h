@@ -20,13 +20,13 @@ class KeyStore {
  public:
   virtual ~KeyStore() = default;
   virtual void set(const std::string& key, const std::string& value) = 0;
-  /// Sets what nobody has set before.
+  /// Sets a key that is not set yet.
   virtual void set_first(const std::string& key, const std::string& value) = 0;
   /// Number of calls so far with this key, this one included.
   virtual i64 count(const std::string& key) = 0;
   /// Whether all are there.
   virtual bool has(const std::vector<std::string>& keys) = 0;
-  /// Of keys that are there.
+  /// The values of keys that are there.
   virtual std::vector<std::string> get(const std::vector<std::string>& keys) = 0;
   /// The value as soon as it is there; nothing when it is not within the limit.
   virtual std::optional<std::string> await(const std::string& key, Seconds limit) = 0;
@@ -37,7 +37,7 @@ class KeyStore {
 enum class Serve { kNo, kYes };
 
 /// A connection to the c10d::TCPStore at `address`, which must outlive it, with keys of this attempt. Throws
-/// ConfigError when it cannot serve there, TransportError when nobody answers within the limit.
+/// ConfigError when it cannot serve there, TransportError when there is no answer within the limit.
 std::unique_ptr<KeyStore> connect_tcp_store(const StoreAddress& address, Serve serve, Seconds limit);
 
 }  // namespace hetermoe

@@ -25,9 +25,9 @@ struct NcclOptions {
 
 /// Sends and receives of NCCL between GPUs, one process each. All processes launch their transfers in the
 /// order of ExchangeCall::turn, so that two communicators never wait for each other. Collective over the
-/// processes. An exchange is one launch that carries whole tensors from and to their own memory. Where the
-/// call does not say what it expects, one goes before it that tells sizes, and no other transfer is launched
-/// until they have come. What a peer sends against the expectation of the other side is not found here: NCCL
+/// processes. An exchange is one launch that carries whole tensors from and to their own memory. If the call
+/// does not say what it expects, an exchange of sizes goes before it, and no other transfer is launched until
+/// the sizes have come. A peer that sends other sizes than the other side expects is not detected here: NCCL
 /// needs equal sizes. The host waits for the lane's stream only. Throws TransportError when NCCL does.
 std::unique_ptr<Transport> make_nccl_transport(const Processes& processes, std::unique_ptr<NcclApi> nccl,
                                                NcclOptions options);

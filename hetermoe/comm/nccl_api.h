@@ -8,8 +8,8 @@
 
 namespace hetermoe {
 
-/// What the NCCL transport needs of NCCL. The real library is opened at run time; tests put a recording one
-/// in its place. All throw TransportError with NCCL's own words.
+/// The functions of NCCL that the NCCL transport needs. The real library is opened at run time; tests put a
+/// recording one in its place. All throw TransportError with NCCL's own words.
 class NcclApi {
  public:
   using Communicator = void*;
@@ -21,7 +21,7 @@ class NcclApi {
   /// Collective over all ranks that were told the id.
   virtual Communicator join(const std::string& id, i32 rank, i32 num_ranks) = 0;
 
-  /// What lies between the two is one launch.
+  /// The calls between the two are one launch.
   virtual void begin_group() = 0;
   virtual void end_group() = 0;
   virtual void send(const void* data, i64 bytes, i32 peer, Communicator communicator, Stream stream) = 0;

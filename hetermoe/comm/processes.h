@@ -36,14 +36,14 @@ inline constexpr i32 kMaxRanks = 1 << 20;
 using Variables = std::function<std::string(const std::string&)>;
 std::string environment_variable(const std::string& name);
 
-/// Of the machine that this process runs on.
+/// Name of the machine that this process runs on.
 std::string host_name();
 
 /// Compares `mine` over all ranks; collective. Throws ConfigError that names the first rank which differs
 /// from rank 0, both texts, and `hint`.
 void check_alike(const Processes& processes, const std::string& mine, const std::string& hint);
 
-/// What the environment says of who started this process.
+/// The launcher of this process, by the environment.
 struct Launch {
   enum class By { kHand, kMpi, kTorchrun };
   By by = By::kHand;

@@ -17,7 +17,7 @@ class SentBytes {
     Bytes between_nodes = 0;  ///< of them
   };
   void add(i64 step, PlaceId from, PlaceId to, Bytes bytes);
-  /// What was sent in exchanges of the step since it was last asked for.
+  /// Bytes that were sent in exchanges of the step since the last call.
   OfStep take(i64 step);
 
  private:

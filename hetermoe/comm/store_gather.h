@@ -8,7 +8,7 @@
 namespace hetermoe {
 
 /// Gathers texts at a store in four calls for each rank, so that a store with one thread serves hundreds of
-/// ranks at every step. Everybody sets its text and counts itself; the last one to come joins all texts into
+/// ranks at every step. Each rank sets its text and counts itself. The last rank to come joins all texts into
 /// one value, for which the others wait. Texts beyond 4 MiB take a call more for each further 4 MiB.
 class StoreGather {
  public:

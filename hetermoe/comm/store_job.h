@@ -13,7 +13,7 @@ class KeyStore;
 class StoreGather;
 class Watch;
 
-/// What the launcher tells each process of a run.
+/// Data that the launcher gives each process of a run.
 struct StoreAddress {
   i32 rank = 0, local_rank = 0, num_ranks = 1;
   std::string host;           ///< of the store
@@ -25,14 +25,14 @@ struct StoreAddress {
 /// own. Throws ConfigError for what is missing, no number or out of range.
 StoreAddress read_store_address(const Variables& variable);
 
-/// The processes of such a run. A thread of each tells the others that it lives, and ends this process, with
-/// exit code 1 and a line that names rank and host, when another falls silent or rank 0's store is gone. A
-/// rank whose StoreJob was destroyed has left in peace. What only rank 0 knows, such as the id with which
-/// communicators of NCCL begin, goes to all by gather(): bytes of any kind and length are allowed.
+/// The processes of such a run. A thread of each sends the others signs of life. When another process falls
+/// silent or rank 0's store is gone, it ends this process with exit code 1 and a line that names rank and
+/// host. A rank whose StoreJob was destroyed has left in peace. Data of rank 0 alone, such as the id with
+/// which communicators of NCCL begin, goes to all by gather(): bytes of any kind and length are allowed.
 class StoreJob : public Processes {
  public:
   /// Waits for all ranks. Throws ConfigError when ranks were started differently or the port is in use,
-  /// TransportError when nobody answers or, naming them, ranks do not come.
+  /// TransportError when there is no answer or, naming them, ranks do not come.
   explicit StoreJob(const StoreAddress& address, StoreOptions options = {});
   /// Rank 0 waits here until the others have left, if it holds the store; not for long after an error.
   ~StoreJob() override;
@@ -58,7 +58,7 @@ class StoreJob : public Processes {
   std::unique_ptr<Watch> watch_;
 };
 
-/// The processes of a run that torchrun, or whoever sets its variables, started.
+/// The processes of a run that torchrun started, or another launcher that sets its variables.
 std::unique_ptr<Processes> join_store(const StoreAddress& address, StoreOptions options = {});
 
 }  // namespace hetermoe

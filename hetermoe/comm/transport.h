@@ -11,7 +11,8 @@
 
 namespace hetermoe {
 
-/// What one participant of a transfer tells another. Tensors may be empty (no rows), never missing in number.
+/// The data that one participant of a transfer sends another. Tensors may be empty (no rows), never missing
+/// in number.
 struct Message {
   std::vector<i64> numbers;    ///< counts and the like
   std::vector<double> values;  ///< losses and the like
@@ -20,7 +21,7 @@ struct Message {
   EventPtr written;   ///< when the tensors hold what they should, on a GPU: handed over inside a process only
 };
 
-/// What a message holds.
+/// The sizes of a message's contents.
 struct MessageShape {
   std::size_t numbers = 0, values = 0;
   struct Part {
@@ -33,7 +34,7 @@ struct MessageShape {
 /// The process of a device that the plan leaves idle. Such a device takes part in no transfer.
 inline constexpr i32 kNoRank = -1;
 
-/// One participant's side of a transfer op. What it refers to has to live until exchange() returns.
+/// One participant's side of a transfer op. Referenced objects have to live until exchange() returns.
 struct ExchangeCall {
   i64 step = 0;
   OpId op = 0;
@@ -42,7 +43,7 @@ struct ExchangeCall {
   std::span<const DeviceId> participants;  ///< ascending, `self` among them
   i32 queue = 0;                           ///< lane kind of the op: messages of one queue keep their order
   i64 turn = 0;  ///< position among the step's transfers of `self`, in an order that all devices agree on
-  /// What each participant will send here, in their order; the own one is not looked at.
+  /// The shapes that each participant will send here, in their order; the own one is not looked at.
   std::span<const MessageShape> expected = {};
   i32 round = 0;  ///< of an op that is several exchanges: which one
 };
@@ -54,7 +55,7 @@ struct AwaitedMessage {
   DeviceId from = 0;
 };
 
-/// What a transport can, and what it asks for.
+/// Abilities and needs of a transport.
 struct TransportAttributes {
   /// The exchanges of a process take turns, by ExchangeCall::turn, in an order that all processes agree on:
   /// one that never ends holds up all after it.
@@ -65,13 +66,13 @@ struct TransportAttributes {
 };
 
 /// Moves messages between devices. Every participant of a transfer calls exchange() for it, on its own lane
-/// thread, whether it has something to say or not; lanes call in schedule order.
+/// thread, also with an empty message; lanes call in schedule order.
 ///
 /// Threads: exchange() may be called by many threads at once, by one at a time for each device and queue.
 /// abort() and awaited() may be called by any thread at any moment, also several times. begin_step() is
 /// called by one thread, when no exchange is under way. Lifetime: no call is under way when a transport is
-/// destroyed, and the Processes that it was made with live longer. After an error or an abort a transport
-/// serves no more and is only to be destroyed. What exchange() returned stays valid after that.
+/// destroyed, and the Processes that it was made with live longer. After an error or an abort a transport can
+/// only be destroyed. Results of exchange() stay valid after that.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -100,7 +101,7 @@ class Transport {
   /// soon: it does not wait until the exchanges have ended.
   virtual void abort(const std::string& reason) = 0;
 
-  /// Who waits for whom at this moment, for reports of hangs.
+  /// The devices that wait at this moment, and their peers, for reports of hangs.
   virtual std::vector<AwaitedMessage> awaited() const { return {}; }
 };
 

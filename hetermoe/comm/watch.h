@@ -21,8 +21,8 @@ class Watch {
   /// names: "rank 2 on n7". store: a connection of its own. address and options must outlive this.
   Watch(const StoreAddress& address, const StoreOptions& options, std::vector<std::string> names,
         std::unique_ptr<KeyStore> store);
-  /// Waits for a rank's last words to the store only if it has not left: who has left does not talk to it any
-  /// more, so a store that stands still then holds up nobody.
+  /// Waits for the last message of a rank to the store only if the rank has not left. A rank that has left
+  /// does not use the store any more, so a store that stands still then delays no rank.
   ~Watch();
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;

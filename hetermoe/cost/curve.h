@@ -34,9 +34,9 @@ class Curve {
 };
 
 /// Seconds over two sizes: a family of curves, one for each measured value of the second size (sequence
-/// length, number of experts). Between two curves a straight line in logarithms; beyond the ends the power
-/// law of the two nearest curves goes on, with an exponent of at least 1 and at most 2 (1 where there is one
-/// curve only).
+/// length, number of experts). Between two curves it is a straight line in logarithms. Beyond the ends the
+/// power law of the two nearest curves continues, with an exponent of at least 1 and at most 2 (1 where there
+/// is only one curve).
 class Surface {
  public:
   void add(double family, double size, Seconds seconds) { curve(family).add(size, seconds); }

@@ -8,7 +8,7 @@
 // cost model tells devices apart by type, speed, dtype and work alone, as all of ours do.
 namespace hetermoe {
 
-/// Who stands for whom.
+/// The devices and groups that stand for others.
 struct Fold {
   std::vector<DeviceId> device;  ///< [num_devices] representative; a device that stands for itself is listed
   std::vector<i32> group;        ///< [num_groups] likewise: all devices of the others are folded

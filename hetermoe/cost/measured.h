@@ -27,8 +27,8 @@ ProfileSet load_profiles(const Cluster& cluster);
 /// by phase. A device's speed factor divides measured seconds too.
 /// * Compute ops: interpolated between measured sizes, see Curve and Surface.
 /// * Transfers: those inside a node whose participants' types all have measured transfers; whatever uses the
-///   network follows the roofline. What a device does for a transfer with itself alone (gathering rows in the
-///   order of experts, the sum of squared gradients of `norm`) is added where the profile has it.
+///   network follows the roofline. The work of a device for a transfer with itself alone is added where the
+///   profile has it: gathering rows in the order of experts, or the sum of squared gradients of `norm`.
 /// * The time between two ops in which a device does nothing is added to each of its ops, where the profile
 /// has it.
 class MeasuredCost : public CostModel {
@@ -48,7 +48,7 @@ class MeasuredCost : public CostModel {
   Source source(const ComputeWork& work) const;
 
  private:
-  /// What one profile knows, [op][phase].
+  /// Measured times of one profile, [op][phase].
   using Tables = std::array<std::array<Surface, kNumProfiledPhases>, kNumProfiledOps>;
   struct Answer {
     Seconds seconds = 0;

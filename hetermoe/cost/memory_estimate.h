@@ -21,19 +21,21 @@ std::vector<Bytes> estimate_memory(const Plan& plan, const ModelConfig& model,
                                    const std::vector<i64>& times = {}, const TrainedShares& trained = {},
                                    double margin = 1);
 
-/// What an op needs, by the same estimate: of each microbatch in flight what backward starts from; while it
-/// runs; of each microbatch that goes through the layer together with others what is sent and computed again
-/// and what its exchanges carry.
+/// Memory that an op needs, by the same estimate. saved: for each microbatch in flight, the tensors from
+/// which backward starts. largest: while the op runs. again, exchanged: for each microbatch that goes through
+/// the layer together with others, the tensors that are sent and computed again, and those that its exchanges
+/// carry.
 struct OpMemory {
   Bytes saved = 0, largest = 0, again = 0, exchanged = 0;
 
-  /// Of so many layers, all figures but `saved` once.
+  /// Adds so many layers; all figures but `saved` count once.
   void add_layers(const OpMemory& layer, double layers);
 };
-/// Of both ops of a layer.
+/// Memory of both ops of a layer.
 OpMemory both(const OpMemory& attention, const OpMemory& experts);
-/// Of what an op keeps of a microbatch, `saved` wait on the host: on the device they are in their slots
-/// alone, but for those of one layer, of `in_flight` microbatches, that came before their op begins.
+/// Memory of an op of which `saved` bytes of each microbatch wait on the host. On the device these are in
+/// their slots alone. One layer is the exception: those of its `in_flight` microbatches may have come before
+/// their op begins.
 OpMemory wait_on_host(OpMemory op, Bytes saved, double in_flight, i32 slots);
 /// Weights of layers that live on hosts.
 struct HostVisits {
@@ -48,34 +50,34 @@ struct HostVisits {
 /// rows: of a token that are sent.
 OpMemory attention_memory(const Plan& figures, Recompute recompute, const ModelConfig& model, i64 layer,
                           double tokens, double rows, Bytes element);
-/// What a device computes of a microbatch.
+/// Expert work of a device in a microbatch.
 struct ExpertWork {
   double rows = 0, copies = 0;  ///< a copy is a (row, expert) pair
 };
-/// Of experts that so many tokens choose from. owned: experts of the device. copies: of even routing. margin:
-/// of both, at most all there are.
+/// Work when so many tokens choose from all experts. owned: experts of the device. copies: with even routing.
+/// margin: factor on rows and copies, which are at most all there are.
 ExpertWork expert_work(const Plan& figures, const ModelConfig& model, double tokens, double owned,
                        double copies, double margin);
-/// Of a token, to owners that have so many experts each.
+/// Rows that a token sends to owners that have so many experts each.
 double rows_sent(const Plan& figures, const ModelConfig& model, const std::vector<double>& owned);
 /// Probability that a token has an expert on a device with `owned` of them.
 double hit_chance(const ModelConfig& model, double owned);
 OpMemory experts_memory(const Plan& figures, Recompute recompute, const ModelConfig& model,
                         const ExpertWork& work, Bytes element);
 OpMemory head_memory(const ModelConfig& model, double tokens, Bytes element);
-/// What the sum of gradients of one state over its holders takes besides them.
+/// Memory that the sum of one state's gradients over its holders takes besides the gradients.
 Bytes reduction_bytes(double parameters, double holders, Bytes gradient);
-/// Of a layer's gathered weights, of which so many visits are on a device at once: they, their gradients, and
-/// the messages that gather those of one visit and sum these of another.
+/// Memory of a layer's gathered weights if so many visits are on a device at once: the weights, their
+/// gradients, and the messages that gather the weights of one visit and sum the gradients of another.
 Bytes gathered_layer_bytes(double parameters, double holders, double visits, const StateBytes& each);
-/// Of an embedding or a head the messages alone: its one visit has weights before it has gradients.
+/// The messages alone, for an embedding or a head: its one visit has weights before it has gradients.
 Bytes gathered_end_messages(double parameters, double holders, const StateBytes& each);
-/// Of all ops of a device: `saved` that of all its microbatches in flight, `of_window` of one window of them.
-/// Gradients are summed when the last window is all that is left.
+/// Memory of all ops of a device: `saved` is that of all its microbatches in flight, `of_window` that of one
+/// window of them. Gradients are summed when the last window is all that is left.
 Bytes stage_memory(const OpMemory& ops, Bytes of_window, Bytes reduction, double window, bool resends);
 
-/// What tensors may use of a device: the driver's context, the communication library and framework take the
-/// reserve, fragments of the allocator the rest.
+/// Memory of a device that tensors may use. The driver's context, the communication library and the framework
+/// take the reserve; fragments of the allocator take the rest.
 inline constexpr Bytes kReservedMemory = 1.0 * kGiB;
 inline constexpr double kUsableMemory = 0.97;
 Bytes usable_memory(const DeviceType& type);

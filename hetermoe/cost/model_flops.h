@@ -6,7 +6,7 @@
 namespace hetermoe {
 
 /// FLOPs of the model in an op: products and scores forward and their gradients, for model FLOPs utilisation.
-/// What is computed again counts nothing, nor do gradients of weights that are frozen.
+/// Recomputation does not count, nor do gradients of frozen weights.
 Flops model_flops(const ComputeWork& work, const ModelConfig& model, WeightGradients gradients);
 
 /// [num_devices] of a step, of `devices`; 0 of others. routing: of the exchanges that these take part in.

@@ -7,8 +7,8 @@
 
 namespace hetermoe {
 
-/// What every op of a schedule costs, as flat arrays: the whole input of the simulator besides the schedule
-/// itself.
+/// The cost of every op of a schedule, as flat arrays. With the schedule this is the whole input of the
+/// simulator.
 struct OpCosts {
   std::vector<Seconds> seconds;  ///< [num_ops] alone on its links
   std::vector<Seconds> latency;  ///< [num_ops] of transfers: the part that needs no port

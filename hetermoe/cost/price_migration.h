@@ -4,7 +4,7 @@
 
 namespace hetermoe {
 
-/// What every op of a migration costs, by the same model as the transfers of a step.
+/// The cost of every op of a migration, by the same model as the transfers of a step.
 OpCosts price(const Migration& migration, const Cluster& cluster, const CostModel& cost);
 
 }  // namespace hetermoe

@@ -12,10 +12,10 @@
 // MeasuredCost reads.
 namespace hetermoe {
 
-/// What was timed. gather: packing rows of a message; merge: adding returned rows to the residual stream;
-/// transfer: packing, handing over between two threads of a process and unpacking. The last five are parts of
-/// a step on one device, measured in whole steps: what a transfer costs whose rows all stay where they are,
-/// and gap, the time per op in which no op runs. Files of before have none of these.
+/// The ops that were timed. gather: packing rows of a message; merge: adding returned rows to the residual
+/// stream; transfer: packing, handing over between two threads of a process and unpacking. The last five are
+/// parts of a step on one device, measured in whole steps: transfers whose rows all stay where they are, and
+/// gap, the time per op in which no op runs. Older files have none of these.
 enum class ProfiledOp {
   kEmbed,
   kAttention,       ///< attention part of a layer with experts: norms, attention, router, routing tables
@@ -84,7 +84,8 @@ struct ProfileEntry {
   }
 };
 
-/// What of a model decides how long its ops take. Layers are profiled once, so their number does not.
+/// The fields of a model that decide how long its ops take. Layers are profiled once, so their number is not
+/// among them.
 struct ProfiledShape {
   i64 hidden = 0, vocab = 0;
   AttentionKind attention = AttentionKind::kGqa;

@@ -8,9 +8,9 @@
 
 namespace hetermoe {
 
-/// What the training software makes of the hardware: one set for every device, model, cluster and strategy.
-/// Device types carry their own efficiencies (configs/devices). docs/cost-model.md says which of them were
-/// calibrated on what.
+/// Efficiencies and overheads of the training software: one set for every device, model, cluster and
+/// strategy. Device types carry their own efficiencies (configs/devices). docs/cost-model.md says which of
+/// them were calibrated on what.
 struct SoftwareConstants {
   double gemm_efficiency = 0.8;    ///< of the peak, device types without a figure of their own
   double flash_efficiency = 0.55;  ///< likewise for attention kernels, causal half of the scores counted
@@ -86,7 +86,7 @@ class RooflineCost : public CostModel {
   Parts projection_parts(const ComputeWork& work) const;
   Parts score_parts(const ComputeWork& work) const;
   Parts latent_product_parts(const ComputeWork& work) const;
-  /// Of the device's share of the heads.
+  /// Adds the attention kernel for the device's share of the heads.
   void add_scores(Parts& parts, const ComputeWork& work) const;
   Parts expert_parts(const ComputeWork& work) const;
   Seconds forward(const Parts& parts) const;
@@ -99,7 +99,7 @@ class RooflineCost : public CostModel {
   Seconds head(const ComputeWork& work) const;
   Seconds merge_bytes(const ComputeWork& work) const;
   Seconds host_compute(const ComputeWork& work) const;
-  /// What transfers get of its bandwidth.
+  /// The part of a port's bandwidth that transfers reach.
   BytesPerSecond port_rate(i32 number) const;
   Seconds latency(const TransferWork& work, std::size_t exchange) const;
   Seconds peers(const TransferWork& work, std::size_t exchange) const;

@@ -9,7 +9,7 @@
 
 namespace hetermoe {
 
-/// What of a model a run trains: all but these units, or adapters alone.
+/// The parts of a model that a run trains: all but these units, or adapters alone.
 struct Trained {
   std::vector<Unit> frozen = {};               ///< ascending; with adapters the units without
   std::shared_ptr<const Lora> lora = nullptr;  ///< null = the units themselves are trained
@@ -17,17 +17,19 @@ struct Trained {
   bool all() const { return frozen.empty() && lora == nullptr; }
 };
 
-/// Of a step that trains it, of the model or of its first layers. full: the model of the units' names.
+/// Options of a step that trains `trained`, for the model or for its first layers. full: the model of the
+/// units' names.
 StepOptions step_options(const Trained& trained, const ModelConfig& full, const ModelConfig& model);
 
-/// What a parameter of a part takes, on average over the part.
+/// Numbers that a parameter of a part takes, on average over the part.
 struct TrainedShare {
   double held = 1;     ///< numbers that have a value: with adapters more than one
   double trained = 1;  ///< numbers that have a gradient and moments
   double frozen = 0;   ///< whose products with gradients are not computed, see ComputeWork::frozen
 };
 
-/// Of a part whose weights live on hosts: what lies there and visits devices, and what stays on these.
+/// Bytes of a part whose weights live on hosts: those that lie there and visit devices, and those that stay
+/// on devices.
 struct Housed {
   StateBytes visits, stays;
 };
@@ -42,7 +44,7 @@ class TrainedShares {
   /// Layers do not differ.
   bool even() const { return even_; }
   bool adapts() const { return adapts_; }
-  /// Of a parameter of the part, of which some experts of a layer may be frozen: of one that is not.
+  /// Bytes of a parameter of the part. If some experts of a layer are frozen: of one that is not.
   StateBytes of(const StateBytes& each, UnitPart part, i64 layer) const;
   /// Mean over layers.
   StateBytes mean(const StateBytes& each, UnitPart part) const;

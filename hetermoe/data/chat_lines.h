@@ -11,7 +11,7 @@ namespace hetermoe {
 
 enum class ChatRole { kSystem, kUser, kAssistant, kTool };
 
-/// Of a tool by the assistant.
+/// Call of a tool by the assistant.
 struct ToolCall {
   std::string name;
   Json arguments;  ///< an object, or a text

@@ -54,8 +54,8 @@ struct ChatPart {
 /// Throws InputError that begins with `place` where the template has no form for a message.
 void check_renders(const ChatTemplate& how, std::span<const ChatMessage> conversation,
                    const std::string& place);
-/// Of what check_renders() lets pass. Neighbours differ. With `ask` the beginning of an answer follows what
-/// was said.
+/// Renders a conversation that check_renders() accepts. Neighbouring parts differ. With `ask` the beginning
+/// of an answer follows the messages.
 std::vector<ChatPart> render(const ChatTemplate& how, std::span<const ChatMessage> conversation,
                              bool ask = false);
 

@@ -4,10 +4,10 @@
 
 namespace hetermoe {
 
-/// What a model reads while its routing is recorded. The steps from one to the next tell what in a text evens
-/// routing out: text = the training text; heldout = the validation text; shuffled = the tokens of each
-/// sequence of the training text in another order; unigram = tokens drawn by their frequency in the batch;
-/// mock = tokens drawn evenly; constant = one token.
+/// The text that a model reads while its routing is recorded. Differences between neighbouring conditions
+/// show which property of a text evens routing out: text = the training text; heldout = the validation text;
+/// shuffled = the tokens of each sequence of the training text in another order; unigram = tokens drawn by
+/// their frequency in the batch; mock = tokens drawn evenly; constant = one token.
 enum class TextCondition { kText, kHeldout, kShuffled, kUnigram, kMock, kConstant };
 template <>
 struct EnumNames<TextCondition> {

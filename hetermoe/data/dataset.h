@@ -10,7 +10,7 @@
 #include "hetermoe/data/tokenizer.h"
 #include "hetermoe/model/model_config.h"
 
-// What a run trains on: the tokens of its sources.
+// The training data of a run: the tokens of its sources.
 namespace hetermoe {
 
 struct Source {
@@ -34,16 +34,19 @@ struct Dataset {
   std::vector<Source> sources;
   bool masked = false;                         ///< tokens see their own document alone
   std::shared_ptr<const Tokenizer> tokenizer;  ///< of text; null = none, nor text
-  /// Of the training tokens of all sources, see TokenStream::checksum().
+  /// Checksum of the training tokens of all sources, see TokenStream::checksum().
   u64 checksum() const;
   /// Names of the kinds of text, in the order of the sources; none where there is one source.
   std::vector<std::string> domains() const;
 };
 
-/// Reads what data.paths names: one source, or with data.weights one for each path. Throws IoError that names
-/// what cannot be read, InputError for a file that is damaged, ConfigError when there are fewer tokens than a
-/// sequence needs, a file named itself (not found in a folder) is no text, data.template is given for text
-/// that is neither JSON lines nor an array of objects, or there is text and nothing that makes tokens of it.
+/// Reads the files that data.paths names: one source, or with data.weights one for each path. Throws
+/// * IoError that names the file that cannot be read;
+/// * InputError for a damaged file;
+/// * ConfigError when there are fewer tokens than a sequence needs, or when there is text without a
+///   tokenizer;
+/// * ConfigError when a file that is named itself (not found in a folder) is no text;
+/// * ConfigError when data.template is given for text that is neither JSON lines nor an array of objects.
 Dataset load_dataset(const DataOptions& options, i64 seq_len);
 
 /// One source of tokens in memory, each a byte.
@@ -59,15 +62,15 @@ std::string skipped_text(i64 num_skipped, const std::set<std::string>& endings);
 /// Where the data come from, what makes their tokens, and how much of them was read: one line.
 std::string data_line(const Dataset& data, const DataOptions& options);
 
-/// What a user should know of the conversations before a run: those that were cut.
+/// Notes for the user on the conversations before a run: those that were cut.
 std::vector<std::string> conversation_notes(const Dataset& data);
 
-/// Throws ConfigError when there is a token that the model does not have. Of mapped files the beginning is
-/// looked at; the rest is checked as it is read.
+/// Throws ConfigError when there is a token that the model does not have. For mapped files only the beginning
+/// is checked; the rest is checked as it is read.
 void check_vocabulary(const Dataset& data, const ModelConfig& model);
 
-/// Entropy of single counted tokens in nats: the loss of a model that knows frequencies only. Of long streams
-/// that of the first 2^24 tokens.
+/// Entropy of single counted tokens in nats: the loss of a model that knows frequencies only. For long
+/// streams that of the first 2^24 tokens.
 double unigram_entropy(const TokenStream& tokens);
 
 }  // namespace hetermoe

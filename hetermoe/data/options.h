@@ -7,7 +7,7 @@
 
 namespace hetermoe {
 
-/// What a token of one document sees of the documents before it in the same sequence.
+/// Whether a token of one document sees the documents before it in the same sequence.
 enum class Documents { kPacked, kMasked };
 template <>
 struct EnumNames<Documents> {

@@ -13,7 +13,8 @@ class ConversationPacker {
  public:
   /// answers_only: the tokens of answers alone are counted, else all but the padding.
   ConversationPacker(i64 seq_len, TokenType type, i64 padding, bool answers_only);
-  /// What is longer than a window is cut at its end, and left out when no answer remains.
+  /// Adds a conversation. If it is longer than a window, it is cut at the window's end, and left out when no
+  /// answer remains.
   void add(const ChatTokens& conversation);
   /// Windows in a row, as far as there are conversations. Tokens of them that are not counted are named.
   DocumentTokens finish();

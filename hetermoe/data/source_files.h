@@ -26,7 +26,7 @@ std::filesystem::path python_library();
 /// The files behind one of data.paths: itself, or what is in the folder, in the order of paths (compared byte
 /// by byte). Throws IoError that names what cannot be read.
 std::vector<SourceFile> find_files(const std::string& path, const std::vector<std::string>& extensions);
-/// Of the Python standard library, without add-on packages. Throws ConfigError when there is none.
+/// Files of the Python standard library, without add-on packages. Throws ConfigError when there is none.
 std::vector<SourceFile> find_library_files(const std::vector<std::string>& extensions);
 
 }  // namespace hetermoe

@@ -7,9 +7,9 @@
 
 namespace hetermoe {
 
-/// What tokens of text depend on: files with their sizes and times, the tokenizer and how it is used, the
-/// version of the program. Null where tokens are not kept: data.cache is none, the tokens are bytes or those
-/// of files, the text is short or of conversations.
+/// The inputs that decide the tokens of a text: files with their sizes and times, the tokenizer and how it is
+/// used, the version of the program. Null where tokens are not kept: data.cache is none, the tokens are bytes
+/// or those of files, the text is short or of conversations.
 Json cache_identity(const DataOptions& options, const Tokenizer* tokenizer,
                     const std::vector<SourceFile>& files);
 

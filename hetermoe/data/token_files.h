@@ -22,7 +22,7 @@ struct DocumentTokens {
   std::vector<TokenSpan> uncounted = {};  ///< ascending
 };
 
-/// What the .idx of Megatron-LM says of its .bin.
+/// Contents of the .idx of Megatron-LM.
 struct MegatronIndex {
   TokenType type = TokenType::kU16;
   i64 num_sequences = 0, num_tokens = 0;

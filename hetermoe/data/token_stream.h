@@ -43,8 +43,8 @@ class TokenStream {
   i64 num_counted(i64 first, i64 count) const;
 
   bool mapped() const;
-  /// Tells streams apart, by what is counted as well. Of tokens in memory all bytes count; of mapped files,
-  /// which may be huge, their sizes and samples.
+  /// Distinguishes streams, also by their counted tokens. For tokens in memory it covers all bytes; for
+  /// mapped files, which may be huge, their sizes and samples.
   u64 checksum() const;
 
  private:

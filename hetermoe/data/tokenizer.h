@@ -20,9 +20,9 @@ class Tokenizer {
   virtual std::vector<i64> encode_inside(std::string_view text) const { return encode(text); }
   /// With which the model's own tools begin a text, as <s>; encode() does not add them.
   virtual std::vector<i64> begin_tokens() const { return {}; }
-  /// What the tokens stand for; a token that it does not have becomes <NUMBER>.
+  /// The text of the tokens; an unknown token becomes <NUMBER>.
   virtual std::string decode(std::span<const i64> tokens) const = 0;
-  /// What the name of a special token stands for: that token, or with bytes its spelling. Empty = there is no
+  /// The tokens for the name of a special token: that token, or with bytes its spelling. Empty = there is no
   /// such token.
   virtual std::vector<i64> encode_special(std::string_view name) const = 0;
   virtual i64 vocab_size() const = 0;
@@ -37,9 +37,9 @@ std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& name);
 /// The same; null where it would throw ConfigError.
 std::shared_ptr<const Tokenizer> try_tokenizer(const std::string& name);
 
-/// What makes tokens for the model of a Hugging Face folder or a checkpoint, as data.tokenizer names it: its
-/// tokenizer.model, else its tokenizer.json, else that of the job that left it, else bytes where its
-/// vocabulary has 256 tokens. Empty = the folder does not tell.
+/// The tokenizer for the model of a Hugging Face folder or a checkpoint, as data.tokenizer names it: its
+/// tokenizer.model, else its tokenizer.json, else that of the job that wrote it, else bytes if its vocabulary
+/// has 256 tokens. Empty = the folder has none.
 std::string find_tokenizer(const std::filesystem::path& folder);
 
 /// A SentencePiece model (FILE.model). Throws IoError, and ConfigError in a build without libsentencepiece.

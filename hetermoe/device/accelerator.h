@@ -22,7 +22,8 @@ int num_cuda_devices();
 /// Why the driver cannot serve libtorch's CUDA library; empty = it can, or neither is there.
 std::string why_no_gpu();
 
-/// Of "cpu", "cuda" or "cuda:N". Throws ConfigError at `where` when there is no such device, with the reason.
+/// The device of "cpu", "cuda" or "cuda:N". Throws ConfigError at `where` when there is no such device, with
+/// the reason.
 c10::Device find_device(const std::string& name, const std::string& where);
 
 /// As find_device(), but "cuda" is every GPU in turn: the one for the n-th of those who share them.
@@ -34,7 +35,7 @@ int compute_capability(c10::Device device);
 /// The architectures for which libtorch's CUDA library was compiled; empty where that is not known.
 std::vector<int> library_architectures();
 
-/// What a run asks of libtorch's GPU library, for the whole process.
+/// Settings of libtorch's GPU library, for the whole process.
 struct GpuSettings {
   bool tf32 = false;  ///< products of fp32 matrices are computed with 10 bits of each factor's mantissa
   /// libtorch takes kernels that add up in one order, or throws where an operator has none.
@@ -55,9 +56,9 @@ void use_wide_gpu_sums();
 /// restart_gpu_peak(); 0 on a CPU.
 Bytes gpu_peak(c10::Device device);
 void restart_gpu_peak(c10::Device device);
-/// What is known of a GPU.
+/// Facts of a GPU.
 GpuFacts gpu_facts(c10::Device device);
-/// What the driver calls a GPU, "NVIDIA A40"; "CPU" on a CPU, empty when the driver does not say.
+/// The driver's name of a GPU, "NVIDIA A40"; "CPU" on a CPU, empty when the driver has none.
 std::string gpu_name(c10::Device device);
 /// All memory of a GPU; 0 on a CPU or when the driver does not say.
 Bytes gpu_memory(c10::Device device);

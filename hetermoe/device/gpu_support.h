@@ -4,8 +4,8 @@
 
 #include "hetermoe/base/types.h"
 
-// What can be said of a GPU by numbers alone: whether libtorch has code for it, whether the driver is new
-// enough. Pure functions of what the driver told, so that every case is tested without a GPU.
+// Checks of a GPU by numbers alone: whether libtorch has code for it, whether the driver is new enough. Pure
+// functions of the driver's figures, so that every case is tested without a GPU.
 namespace hetermoe {
 
 /// A GPU as its driver describes it.

@@ -5,8 +5,8 @@
 
 namespace hetermoe {
 
-/// What a device does alone: products of large square matrices and a copy within its memory. 0 = it cannot,
-/// or that was not measured.
+/// Measured speeds of a device alone: products of large square matrices and a copy within its memory. 0 = the
+/// device cannot do it, or it was not measured.
 struct DeviceSpeed {
   double fp32 = 0, bf16 = 0,
          fp16 = 0;  ///< floating-point operations per second, a multiplication with its addition is 2

@@ -18,12 +18,12 @@ class StreamEvent {
   virtual bool has_passed() const = 0;
   /// Time from `earlier`, an event of the same device. Both have passed.
   virtual Seconds seconds_since(const StreamEvent& earlier) const = 0;
-  /// What the calling thread launches from here on, on its own stream, starts after the event.
+  /// Work that the calling thread launches from here on, on its own stream, starts after the event.
   virtual void hold_current_stream() const = 0;
 };
 using EventPtr = std::shared_ptr<const StreamEvent>;
 
-/// What a buffer held, to be dropped.
+/// The contents of a buffer, to be dropped.
 using Released = std::shared_ptr<void>;
 
 /// The stream of a thread that works for a device. Only this thread uses it, and it makes and destroys it.
@@ -34,10 +34,10 @@ class WorkStream {
   /// before this returns; a stream of a test may call it later, in a thread of its own.
   virtual void launch(std::function<void()> work) = 0;
   virtual EventPtr record() = 0;
-  /// What is launched later starts after the event.
+  /// Work that is launched later starts after the event.
   virtual void wait(const EventPtr& event) = 0;
   /// Takes a buffer out of its place and drops it when all events have passed: until then the memory is not
-  /// given to anybody.
+  /// reused.
   virtual void release(std::vector<EventPtr> after, std::function<Released()> take) = 0;
   /// Drops what may be dropped by now.
   virtual void collect() = 0;

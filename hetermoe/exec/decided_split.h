@@ -9,7 +9,7 @@ namespace hetermoe {
 
 class OpContext;
 
-/// Who computes which copies in the exchanges of a layer and microbatch, where their counts decide it.
+/// The devices of the copies in the exchanges of a layer and microbatch, if counts decide them.
 struct DecidedSplit {
   std::vector<SourceCopies> copies;  ///< [chunks]
   std::vector<OwnerTable> own;       ///< [chunks] owners of this device's copies; empty where it is no source

@@ -23,7 +23,7 @@ class DeviceRuntime {
   // One exchange of a transfer op.
   /// One message per participant; the other side of unpack().
   std::vector<Message> pack(const TransferOp& transfer, const Op& op, std::span<const DeviceId> participants);
-  /// What each participant must send. `own`: of pack(), to this device.
+  /// The shape of the message that each participant must send. `own`: of pack(), to this device.
   std::vector<MessageShape> expected(const TransferOp& transfer, const Op& op,
                                      std::span<const DeviceId> participants, const Message& own);
   /// Throws TransportError when a participant did not send what this op needs here: numbers, values and
@@ -37,10 +37,10 @@ class DeviceRuntime {
   /// Load of the exchange this op belongs to, known from dispatch.F on; null for ops without one.
   const ExchangeLoad* load_of(const Op& op);
   Slots& slots() { return context_.slots; }
-  /// Takes one buffer of the access table out of its place. What is returned holds its memory.
+  /// Takes one buffer of the access table out of its place. The result holds its memory.
   Released take(const BufferKey& key);
   bool has_visitors() const { return context_.state.store().has_visitors(); }
-  /// Of parameters, gradients and moments.
+  /// Bytes of parameters, gradients and moments.
   i64 state_bytes() const { return context_.state.store().bytes(); }
   /// After the norm op (or after the last op, when forward only): the numbers of the whole step.
   StepResult& result() { return context_.result; }

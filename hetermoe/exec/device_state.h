@@ -4,7 +4,7 @@
 
 namespace hetermoe {
 
-/// What outlives a step on one device: its parameters, gradients and moments.
+/// The state of one device that outlives a step: its parameters, gradients and moments.
 class DeviceState {
  public:
   DeviceState(DeviceId device, const Schedule& schedule, const ModelConfig& model,
@@ -18,7 +18,7 @@ class DeviceState {
   at::ScalarType dtype() const { return options_.dtype().toScalarType(); }
   /// Where the tensors are: a CPU or a GPU.
   c10::Device where() const { return options_.device(); }
-  /// Of this device's activations.
+  /// Options of this device's activations.
   const at::TensorOptions& options() const { return options_; }
   ParameterStore& store() { return store_; }
 
@@ -40,7 +40,8 @@ class DeviceState {
   ParameterStore store_;
 };
 
-/// Of what a device or host of a plan keeps, in memory of `where`. A host has the dtype of its devices.
+/// Options of the tensors that a device or host of a plan keeps, in memory of `where`. A host has the dtype
+/// of its devices.
 StorageOptions storage_options(const Plan& plan, PlaceId device, c10::Device where = c10::Device(at::kCPU));
 
 }  // namespace hetermoe

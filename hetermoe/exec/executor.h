@@ -41,12 +41,12 @@ struct ExecutorOptions {
   /// The stream on which a lane launches its ops; it returns null where ops end before their call returns.
   /// Tests give CPUs streams, too.
   MakeStream make_stream = make_gpu_stream;
-  /// Of the ops that a lane has launched on its stream, the last ones that may not have ended: a lane that is
-  /// further ahead waits. What they will free is memory that nobody has yet.
+  /// Unfinished ops that a lane may have on its stream; a lane with more waits. The memory that these ops
+  /// will free is not available yet.
   std::size_t ops_ahead = 4;
 };
 
-/// What a device computed in a step.
+/// The work of a device in a step.
 struct DeviceWork {
   DeviceId device = 0;
   Seconds busy = 0;     ///< time of its compute ops, in the clock's seconds
@@ -54,13 +54,15 @@ struct DeviceWork {
 };
 
 /// Runs a schedule on real tensors: one thread per lane of the local devices, in schedule order. On a GPU
-/// each lane has its own stream: it launches an op when those that it depends on are launched, after their
-/// events on the stream, and does not wait until it has ended. A buffer is dropped when the events of all its
-/// users have passed. Only under an emulated clock or a memory meter a lane waits for each op.
+/// each lane has its own stream. It launches an op when all ops that it depends on are launched; the stream
+/// waits for their events, and the lane does not wait for the end of the op. A buffer is dropped when the
+/// events of all its users have passed. Only under an emulated clock or a memory meter a lane waits for each
+/// op.
 ///
-/// Where the schedule overlaps with the step before it (Schedule::carry), begin() may be called while one
-/// step is under way, unless a device is a GPU, memory is metered, or the transport takes turns:
-/// may_overlap(). Each of the two steps has its own buffers; what both use is in the carried dependencies.
+/// If the schedule overlaps with the step before it (Schedule::carry), begin() may be called while one step
+/// is under way. That holds if may_overlap(): no device is a GPU, memory is not metered, and the transport
+/// does not take turns. Each of the two steps has its own buffers. The carried dependencies cover the buffers
+/// that both use.
 ///
 /// Threads: one thread at a time calls; when all steps that were begun have ended no lane does anything.
 class Executor {
@@ -86,11 +88,11 @@ class Executor {
   i64 steps_under_way() const { return begun_ - over_; }
   bool may_overlap() const { return may_overlap_; }
 
-  // Of the step that ended last. A step that began before the one before it had ended takes from that end to
-  // its own; times begin with its first span.
+  // Results of the step that ended last. If a step began before the end of the one before, its duration
+  // counts from that end. Times begin with its first span.
   /// Spans of the last step (of local devices).
   Timeline timeline() const;
-  /// Of local devices in the last step.
+  /// Work of local devices in the last step.
   std::vector<DeviceWork> device_work() const;
   /// Loads of the last step, for replay in the simulator.
   RecordedRouting recorded_routing() const;
@@ -113,7 +115,7 @@ class Executor {
   struct Launched {
     EventPtr start, end;
   };
-  /// What a lane did in a step.
+  /// Record of a lane in a step.
   struct LaneStep {
     std::vector<Span> spans;  // of all ops, in order
     Seconds end = 0;          // of the last op; while it runs, of that before
@@ -133,7 +135,7 @@ class Executor {
     std::unique_ptr<MemoryMeter::Watch> watch;
     std::thread thread;
   };
-  /// What a device has of one step.
+  /// Data of one step on a device.
   struct DeviceStep {
     DeviceStep(const RunContext& context, DeviceState& state) : runtime(context, state) {}
     DeviceRuntime runtime;

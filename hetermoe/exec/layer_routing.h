@@ -6,7 +6,7 @@
 
 namespace hetermoe {
 
-/// Who owns the experts of one layer of a group, in the forms in which a device uses it.
+/// The owners of the experts of one layer of a group, in the forms in which a device uses them.
 struct LayerRouting {
   LayerRouting(OwnerTable table, i64 num_owners, c10::Device device);
 
@@ -17,7 +17,7 @@ struct LayerRouting {
   at::Tensor slot_of;                     ///< int32 [E] on the device, made by the first who asks
 };
 
-/// What a source sends in one chunk to each owner.
+/// Copies that a source sends to each owner in one chunk.
 struct RoutedCopies {
   std::vector<SendIndex> send;  ///< by owner; empty as long as only the device knows where each begins
   DeviceSplit split;            ///< of all owners, then

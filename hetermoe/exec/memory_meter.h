@@ -16,7 +16,7 @@ class MemoryMeter {
   struct Observer;
 
  public:
-  /// What one op did on one device: bytes over those at its start.
+  /// Memory of one op on one device: bytes over those at its start.
   struct OpBytes {
     Bytes peak = 0;  ///< the most while it ran, with what other devices freed of it before its end
     Bytes left = 0;  ///< at its end; negative = it freed more than it made
@@ -47,7 +47,7 @@ class MemoryMeter {
   /// Forgets the blocks, too: freeing them counts no more.
   void forget();
   OpBytes of(OpId op, DeviceId device) const;
-  /// Of all blocks that watched threads have allocated and not freed.
+  /// Bytes of all blocks that watched threads have allocated and not freed.
   Bytes alive() const;
 
   /// From now on the device may have so many bytes of watched blocks at once.

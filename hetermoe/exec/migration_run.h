@@ -9,7 +9,7 @@
 // what it will hold, filled with what it has and with what arrives, take the place of the old ones.
 namespace hetermoe {
 
-/// What migrate ops know beyond the placement that they go to.
+/// Data of migrate ops beyond the new placement.
 struct MigrationRun {
   const Migration& migration;
   std::span<const State> before;  ///< states of the plan that was in force

@@ -13,7 +13,7 @@
 
 namespace hetermoe {
 
-/// What all devices of an executor share and nobody changes.
+/// Constant data that all devices of an executor share.
 struct RunContext {
   const ModelConfig& model;
   const Cluster& cluster;
@@ -22,9 +22,9 @@ struct RunContext {
   const MigrationRun* migration = nullptr;  ///< for migrate ops; the placement is then the new one
 };
 
-/// What the ops of one device find there: parameters, buffers, the step's input, and what the step adds up.
-/// Ops of different lanes run at the same time and touch different members or slots. Keeps references to all
-/// that it is made of.
+/// Data of the ops of one device: parameters, buffers, the step's input, and the sums of the step. Ops of
+/// different lanes run at the same time and touch different members or slots. Keeps references to all
+/// constructor arguments.
 class OpContext {
  public:
   OpContext(const RunContext& run, DeviceState& state);
@@ -33,8 +33,8 @@ class OpContext {
   DeviceId device() const { return state.device(); }
   c10::Device where() const { return state.where(); }
 
-  /// What this device computes of a microbatch at a stage (-1 the embedding, num_layers the head): sequences
-  /// [begin, begin + count), of a team in part.
+  /// The part of a microbatch that this device computes at a stage (-1 the embedding, num_layers the head):
+  /// sequences [begin, begin + count), in a team a part of each.
   struct Sequences {
     i64 begin = 0, count = 0;
     i64 first = 0;   ///< position in its sequence of this device's first token
@@ -56,10 +56,10 @@ class OpContext {
   at::Tensor rows_of(const at::Tensor& all, i32 microbatch, i64 begin, i64 count) const;
   /// A tensor of a message, on this device: between two GPUs of one process it is still its sender's memory.
   at::Tensor received(const at::Tensor& tensor) const { return tensor.to(where()); }
-  /// Of an exchange: this device sends rows, or receives them.
+  /// For ops of an exchange: this device sends rows, or receives them.
   bool sends(const Op& op) const { return Exchange(op, p).sends(device()); }
   bool receives(const Op& op) const { return Exchange(op, p).receives(device()); }
-  /// Who computes what in the exchanges of the op's layer and microbatch; null: as shares say.
+  /// The division of work in the exchanges of the op's layer and microbatch; null: by the shares.
   DecidedSplit* decided(const Op& op);
   /// Owners of the op's layer, with guests where there are some.
   LayerRouting& routing_of(const Op& op);
@@ -71,9 +71,9 @@ class OpContext {
   at::Tensor take_input(const Op& op, i32 layer);
   /// "message of device 3 (V100#1)", for errors.
   std::string name_of_peer(DeviceId peer) const;
-  /// Of a sequence, per expert; 0 = no limit.
+  /// Tokens of a sequence per expert; 0 = no limit.
   i64 expert_capacity() const;
-  /// Forward only: what this device adds to the step's loss.
+  /// Forward only: the term that this device adds to the step's loss.
   double forward_loss() const;
 
   const ModelConfig& model;

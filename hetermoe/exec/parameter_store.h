@@ -11,15 +11,15 @@
 #include "hetermoe/nn/params.h"
 #include "hetermoe/schedule/schedule.h"
 
-// What a device keeps of the model from step to step. Units are the names, storages are how they lie in
-// memory: the units of one part of one layer share a shelf, on which states are contiguous, so that ops work
-// on whole states and slabs while everything else (checkpoints, comparisons, freezing, moves) asks by unit.
+// The part of the model that a device keeps from step to step. Units are the names, storages are the layout
+// in memory. The units of one part of one layer share a shelf, on which states are contiguous. So ops work on
+// whole states and slabs, and all other code (checkpoints, comparisons, freezing, moves) asks by unit.
 namespace hetermoe {
 
 /// One tensor under its Hugging Face name, with all that training keeps of it. All are views of storages.
 struct LogicalTensor {
   std::string name;
-  /// Of gathered weights the part that is kept here, as the others.
+  /// For gathered weights the part that is kept here; so are the others.
   at::Tensor value;
   std::vector<i64> shape = {};  ///< of the whole value
   bool buffer = false;          ///< no parameter: it has a value only (e_score_correction_bias)
@@ -38,7 +38,7 @@ struct LogicalTensor {
 /// Copies the part of a gradient, moment, master or value that a device keeps of a sharded tensor to its
 /// place in the whole.
 void place_part(const LogicalTensor& tensor, const at::Tensor& part, const at::Tensor& whole);
-/// What a device keeps of a whole gradient, moment or master of a tensor: a view, perhaps of all.
+/// The part of a tensor's whole gradient, moment or master that a device keeps: a view, perhaps of all.
 at::Tensor kept_of(const LogicalTensor& tensor, const at::Tensor& whole);
 /// Likewise of its value.
 at::Tensor kept_value_of(const LogicalTensor& tensor, const at::Tensor& whole);
@@ -62,23 +62,24 @@ struct StateTensors {
   std::vector<at::Tensor> values = {}, grads = {};  ///< views of the shelf's storages; no grads when frozen
   std::vector<at::Tensor> kept = {};                ///< of gathered weights: this device's part of each value
   /// On a host that updates a step late: the values that devices fetch, and the summed gradients from the end
-  /// of a step to its update. Of gathered weights on a device the sums of its parts. Else empty.
+  /// of a step to its update. For gathered weights on a device: the sums of its parts. Else empty.
   std::vector<at::Tensor> published = {}, taken = {};
-  /// Of a state whose adapters stay here (State::adapters_stay): what visits in place of `values`.
+  /// For a state whose adapters stay here (State::adapters_stay): the tensors that visit in place of
+  /// `values`.
   std::vector<at::Tensor> matrices = {};
   AdamwState moments = {};          ///< of own_values(); empty when frozen, and where another place updates
   std::size_t part = 0, parts = 1;  ///< of a sharded state: which one is own
 
   /// The gradients of the whole step, where norm and update find them.
   const std::vector<at::Tensor>& summed() const { return taken.empty() ? grads : taken; }
-  /// What comes from the host of a state that visits.
+  /// The tensors of a visiting state that come from the host.
   std::vector<at::Tensor>& visitors() { return matrices.empty() ? values : matrices; }
   const std::vector<at::Tensor>& visitors() const { return matrices.empty() ? values : matrices; }
   void publish();
   /// Leaves zeros in `grads`.
   void take_grads();
 
-  /// What this device updates of the values: views of its part of each, or of all.
+  /// The values that this device updates: views of its part of each, or of all.
   std::vector<at::Tensor> own_values() const { return kept.empty() ? own(values) : kept; }
   /// Likewise of the gradients of the whole step.
   std::vector<at::Tensor> own_grads() const { return kept.empty() ? own(summed()) : taken; }
@@ -100,7 +101,7 @@ class ParameterStore {
   void let_updates_lag();
 
   // ---- By unit ----
-  /// What is here, state by state.
+  /// The units that are here, state by state.
   std::vector<Unit> units() const;
   bool holds(const Unit& unit) const { return find(shelves_, unit).second != nullptr; }
   UnitTensors tensors(const Unit& unit) const;
@@ -112,7 +113,7 @@ class ParameterStore {
   // ---- As ops use them ----
   bool holds(i32 state) const { return by_state_.count(state) > 0; }
   StateTensors& of_state(i32 state) { return *by_state_.at(state); }
-  /// Of the embedding (layer -1), an attention part, or the head (layer num_layers).
+  /// The state group of the embedding (layer -1), an attention part, or the head (layer num_layers).
   StateGroup& group(UnitPart part, i32 layer) { return *shelves_.at({layer, part}).group; }
   ExpertSlab& slab(i32 layer) { return *shelves_.at({layer, UnitPart::kExperts}).slab; }
   bool has(UnitPart part, i32 layer) const { return shelves_.count({layer, part}) > 0; }
@@ -124,10 +125,10 @@ class ParameterStore {
   void admit(i32 state, const std::vector<at::Tensor>& values);
   /// Makes room there, of any contents.
   void make_room(i32 state);
-  /// Nobody uses the values any more. What is returned holds their memory.
+  /// Drops the values of a state after their last use. The result holds their memory.
   std::vector<at::Tensor> dismiss(i32 state);
-  /// Zeros to add to, unless they are here already; does nothing for what does not visit. The layer is that
-  /// of Unit.
+  /// Makes zeros to add to, unless they are here already; does nothing for states that do not visit. The
+  /// layer is that of Unit.
   void open_grads(UnitPart part, i32 layer);
   /// As dismiss(), of the gradients.
   std::vector<at::Tensor> take_grads(i32 state);
@@ -141,18 +142,19 @@ class ParameterStore {
   i64 updates() const;
   void set_updates(i64 count);
 
-  // ---- Moves between steps. Of one part of one layer after another: prepare, fill what is new, adopt. When
-  // all are done, bind. The layer is that of Unit: -1 the embedding, num_layers the head. ----
-  /// Makes storages for what the new `states` place here, beside those in use, unless it lies so already. The
-  /// units that are here are copied over; those in new_units() are zero, for the caller to fill.
+  // ---- Moves between steps ----
+  // For one part of one layer after another: prepare(), fill the new units, adopt(). When all are done,
+  // bind(). The layer is that of Unit: -1 the embedding, num_layers the head.
+  /// Makes storages for the units that the new `states` place here, beside those in use, unless they lie so
+  /// already. The units that are here are copied over; those in new_units() are zero, for the caller to fill.
   void prepare(std::span<const State> states, UnitPart part, i32 layer);
   /// Units for which prepare() made room and that are not here yet, over all that is prepared.
   std::vector<Unit> new_units() const;
   /// As tensors(), of what prepare() made or left as it is.
   UnitTensors prepared(const Unit& unit) const;
-  /// What prepare() made takes the place of what is in use, which is dropped.
+  /// The storages of prepare() replace those in use, which are dropped.
   void adopt(UnitPart part, i32 layer);
-  /// Numbers the states as the new schedule does. What they place here must be here, and nothing else.
+  /// Numbers the states as the new schedule does. The units that they place here must be here, and no others.
   void bind(std::span<const State> states);
 
  private:

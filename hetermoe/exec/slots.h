@@ -34,7 +34,7 @@ struct ChunkSlot {
   std::vector<at::Tensor> d_send, d_send_weights;     // kDSend, by owner
 };
 
-/// What the devices of a team hold between the ops of an attention part.
+/// Tensors that the devices of a team hold between the ops of an attention part.
 struct TeamSlot {
   TokenHeads qkv;                         // kQkv: [own tokens, all heads, *]
   std::shared_ptr<PartGraph> projection;  // kSavedProjection
@@ -100,7 +100,7 @@ class Slots {
   }
   MicrobatchSlot& microbatch(i32 m) { return microbatches_[static_cast<std::size_t>(m)]; }
 
-  /// Takes one buffer of the access table out of its place. What is returned holds its memory.
+  /// Takes one buffer of the access table out of its place. The result holds its memory.
   Released take(const BufferKey& key);
   /// Names of the buffers that still hold tensors; empty after a clean step.
   std::vector<std::string> held() const;

@@ -14,13 +14,13 @@ namespace hetermoe {
 class RouteSink {
  public:
   virtual ~RouteSink() = default;
-  /// Of tokens first, first + 1, ... of the step: whole sequences, of a team any. topk_TK: int64 expert ids;
-  /// weights_TK: their routing weights. Both are on the device that computed them and stay as they are; on a
-  /// GPU they may not be computed yet.
+  /// Takes the choices of tokens first, first + 1, ... of the step: whole sequences, in a team any tokens.
+  /// topk_TK: int64 expert ids; weights_TK: their routing weights. Both are on the device that computed them
+  /// and stay as they are; on a GPU they may not be computed yet.
   virtual void take(i32 layer, i64 first, const at::Tensor& topk_TK, const at::Tensor& weights_TK) = 0;
 };
 
-/// What one optimizer step works on.
+/// The input of one optimizer step.
 struct StepInput {
   i64 step = 0;          ///< optimizer step, for messages and the learning rate
   at::Tensor tokens;     ///< int64 [sequences of the step, seq_len]
@@ -30,7 +30,7 @@ struct StepInput {
   double max_grad_norm = 0;  ///< 0 = no clipping
   double loss_scale = 1;     ///< factor on all gradients of the backward pass, taken out in the update
   AdamwOptions adamw;
-  RouteSink* routes = nullptr;  ///< null = nobody listens
+  RouteSink* routes = nullptr;  ///< null = none
   /// Routing replay: [num_layers] integers [sequences of the step, seq_len, K] on the CPU, the experts that
   /// are taken in place of the routers' choices; a token whose ids are -1 chooses itself. Weights and
   /// gradients are those of the current scores. Empty = routers choose; undefined in dense layers.
@@ -41,7 +41,7 @@ struct StepInput {
   RouterTraining router = {};
 };
 
-/// What every device knows after the step.
+/// The results of a step that every device has.
 struct StepResult {
   double loss = 0;       ///< cross entropy, mean over counted targets (a sum over targets when forward only)
   double aux_loss = 0;   ///< load-balancing loss and z-loss, coefficients included

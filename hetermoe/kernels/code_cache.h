@@ -10,7 +10,7 @@ namespace hetermoe::kernels {
 /// is known.
 std::filesystem::path code_cache_folder();
 
-/// What came of a look into the cache.
+/// Result of a look into the cache.
 struct CachedCode {
   std::string code;
   bool compiled = false;  ///< it was not there

@@ -5,7 +5,7 @@
 
 namespace hetermoe::kernels {
 
-/// What a thread of a kernel that runs on the host knows of its block.
+/// Position of a thread of a kernel that runs on the host.
 struct HostBlock {
   i32 thread = 0, num_threads = 1;
   i64 block = 0, num_blocks = 1;

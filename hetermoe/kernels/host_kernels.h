@@ -20,7 +20,7 @@ class HostKernels {
   i32 before_;
 };
 
-/// Runs all blocks. Memory that threads share begins as NaNs, so that nobody counts on zeros.
+/// Runs all blocks. Memory that threads share begins as NaNs, so that no kernel relies on zeros.
 void run_on_host(const Kernel& kernel, i64 num_blocks, i32 threads_per_block, i64 shared_bytes,
                  const void* arguments);
 

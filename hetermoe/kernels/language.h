@@ -43,7 +43,7 @@ template <class T>
 HM_DEVICE T* shared() {
   return reinterpret_cast<T*>(dynamic_shared);
 }
-/// Of whole numbers, whose sum is the same in any order.
+/// Adds whole numbers, whose sum is the same in any order.
 HM_DEVICE void add_atomically(i64* sum, i64 x) {
   atomicAdd(reinterpret_cast<unsigned long long*>(sum), static_cast<unsigned long long>(x));
 }

@@ -13,8 +13,9 @@
 // How the operations of nn start kernels of our own, on a GPU or, in tests, on the host.
 namespace hetermoe::kernels {
 
-/// Why a device runs no kernels of our own, in a sentence for doctor and the log; empty = it does. Of a GPU:
-/// no NVRTC, no driver, or nothing that NVRTC compiles runs there. A CPU runs them while HostKernels is on.
+/// Why a device runs no kernels of our own, in a sentence for doctor and the log; empty = it does. Reasons on
+/// a GPU: no NVRTC, no driver, or NVRTC has no code that runs there. A CPU runs kernels while HostKernels is
+/// on.
 std::string kernels_missing(c10::Device device);
 /// kernels_missing(device).empty(), remembered per device. May be called by any thread.
 bool has_kernels(c10::Device device);
@@ -60,7 +61,7 @@ class LaunchRecorder {
   std::map<std::string, i64, std::less<>> counts_;
 };
 
-/// What the cache had to complain about since the process began, one sentence each; also written to stderr.
+/// Warnings of the cache since the process began, one sentence each; also written to stderr.
 std::vector<std::string> kernel_warnings();
 
 }  // namespace hetermoe::kernels

@@ -2,8 +2,8 @@
 #include <string>
 #include <vector>
 
-// NVIDIA's run-time compiler. It comes with the torch wheel and is opened at the first use, so that nobody
-// needs a CUDA toolkit.
+// NVIDIA's run-time compiler. It comes with the torch wheel and is opened at the first use, so no CUDA
+// toolkit is needed.
 namespace hetermoe::kernels {
 
 /// Why kernels cannot be compiled here, in a sentence; empty = they can. HETERMOE_NVRTC names another
@@ -12,7 +12,7 @@ const std::string& nvrtc_missing();
 /// "NVRTC 13.0 (/path/libnvrtc.so.13)", or nvrtc_missing().
 std::string nvrtc_description();
 
-/// What NVRTC compiles for a GPU of a compute capability (90 for 9.0).
+/// The kind of code that NVRTC compiles for a GPU of a compute capability (90 for 9.0).
 struct CodeTarget {
   int architecture = 0;        ///< 0: nothing that it could compile runs there
   bool by_driver = false;      ///< PTX, which the driver compiles: the GPU is newer than NVRTC

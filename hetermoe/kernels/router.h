@@ -3,7 +3,7 @@
 
 namespace hetermoe::kernels {
 
-/// What routers of all families are made of.
+/// Settings of the routers of all families.
 struct RouterShape {
   i64 experts, top_k;
   i64 groups, kept_groups;  ///< kept_groups = 0: no groups

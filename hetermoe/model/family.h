@@ -7,7 +7,8 @@
 #include "hetermoe/model/model_config.h"
 #include "hetermoe/model/tensor_names.h"
 
-// What sets the families of Hugging Face models apart. Other code asks the fields of a row, never its name.
+// The differences between families of Hugging Face models. Other code asks the fields of a row, never its
+// name.
 namespace hetermoe {
 
 /// Keys that say which layers are dense.

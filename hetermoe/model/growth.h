@@ -10,7 +10,7 @@
 // their numbers are and what becomes of the config; the tensors follow in weights/upcycle.h.
 namespace hetermoe {
 
-/// What the router does with E' = m E experts in place of E, from which it chose K.
+/// How the router chooses from E' = m E experts, after it chose K of E.
 enum class GrowthMode {
   kFixedK,   ///< it chooses K: the same work for a token; the loss jumps
   kWideK,    ///< it chooses m K: the same function, m times the work
@@ -26,7 +26,7 @@ struct EnumNames<GrowthMode> {
   }
 };
 
-/// What becomes of the optimizer's moments.
+/// How the optimizer's moments grow.
 enum class GrownMoments {
   kReset,  ///< of every parameter: zero, and the count of updates begins anew
   kCopy,   ///< instances of an expert have its moments

@@ -2,7 +2,7 @@
 #include "hetermoe/model/family.h"
 #include "hetermoe/model/hf_reader.h"
 
-// What the readers of a config.json share.
+// Functions that the readers of a config.json share.
 namespace hetermoe {
 
 // No real model reaches these bounds.

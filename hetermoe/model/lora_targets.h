@@ -6,7 +6,7 @@
 
 namespace hetermoe {
 
-/// Patterns of the matrices that have an adapter where nobody says which: projections of attention and of
+/// Patterns of the matrices that have an adapter where the job names none: projections of attention and of
 /// experts, as far as the model has them.
 inline std::vector<std::string> usual_lora_targets(const ModelConfig& model) {
   std::vector<std::string> targets = {"*.self_attn.*_proj*"};

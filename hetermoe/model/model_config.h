@@ -72,7 +72,7 @@ struct ModelConfig {
   bool shared_gate = false;  ///< what it adds is multiplied by a sigmoid of its own, one for each token
   bool expert_bias = false;  ///< gate, up and down of each routed expert have biases
   /// 0 = silu(gate) * up. Else gate and up are at most the limit, up at least its negative, and the
-  /// activation is gate * sigmoid(swiglu_alpha * gate) * (up + 1). Of routed experts.
+  /// activation is gate * sigmoid(swiglu_alpha * gate) * (up + 1). Holds for routed experts.
   double swiglu_limit = 0, swiglu_alpha = 0;
   i64 dense_hidden = 0;           ///< width of the MLP of dense layers
   std::vector<bool> dense_layer;  ///< [num_layers] true = a dense MLP, no router, no experts
@@ -93,7 +93,7 @@ struct ModelConfig {
   /// Y". Shapes, plans and inspection do not depend on them; training refuses them, see check_trainable().
   std::vector<std::string> unsupported;
 
-  /// Of a model whose family is not implemented: which keys its sizes are from, and what is assumed. Else
+  /// For a model whose family is not implemented: the keys that gave its sizes, and the assumptions. Else
   /// empty.
   std::string assumed;
 
@@ -157,7 +157,7 @@ ParamCounts count_parameters(const ModelConfig& model);
 /// errors.
 ModelConfig model_from_hf(const Json& config, const std::string& where);
 
-/// The same for a config.json of any model_type. Of a family that is not implemented the sizes are read from
+/// The same for a config.json of any model_type. If the family is not implemented, the sizes are read from
 /// usual keys, and `assumed` says which; such a model can be planned, simulated and inspected. Throws
 /// ConfigError for a missing size, and where the language model is one of several models (text_config).
 ModelConfig any_model_from_hf(const Json& config, const std::string& where);

@@ -24,7 +24,7 @@ struct LayerWeights {
   i64 shared = 0;   ///< 3*H*W with W the width of the shared expert, S*I unless it has its own; H of its gate
   i64 dense = 0;    ///< 3*H*D
   i64 experts = 0;  ///< all routed experts: E*3*H*I, plus E*(2*I + H) with biases
-  /// What every device with a share of the attention part holds: all but the routed experts.
+  /// Weights that every device with a share of the attention part holds: all but the routed experts.
   i64 attention_part() const { return projections + biases + norms + router + shared + dense; }
 };
 LayerWeights layer_weights(const ModelConfig& model, i64 layer);
@@ -42,11 +42,11 @@ struct StateBytes {
   Bytes weights = 0, gradients = 0, master = 0, moments = 0;
   /// Replicas divide master and moments among them where the optimizer is sharded.
   Bytes total(double replicas = 1) const { return weights_and_gradients() + (master + moments) / replicas; }
-  /// What forward and backward use.
+  /// Bytes that forward and backward use.
   Bytes weights_and_gradients() const { return weights + gradients; }
 };
-/// What the optimizer keeps of parameters. A master is that of 16-bit values; without one the values are
-/// rounded stochastically. Moments are never wider than 4 bytes but those of 8-byte values.
+/// Numbers that the optimizer keeps for parameters. A master is that of 16-bit values; without one the values
+/// are rounded stochastically. Moments are never wider than 4 bytes but those of 8-byte values.
 struct OptimizerWidths {
   bool master = true;
   Bytes moment = 4;  ///< each
@@ -60,11 +60,11 @@ StateBytes state_bytes_per_parameter(Bytes element, Bytes gradient, const Optimi
 inline constexpr i64 kUpdateBlockBytes = 64 << 20;
 /// And 16-bit values and moments in blocks of so many elements.
 inline constexpr i64 kNarrowBlock = kUpdateBlockBytes / 16;
-/// What the norm of gradients of one state with `params` elements needs: nothing in fp32, a block of them in
+/// Work memory of the gradient norm of one state with `params` elements: nothing in fp32, a block of them in
 /// fp64 for 16-bit ones, their squares for fp64 ones.
 Bytes norm_work_bytes(double params, Bytes gradient_element);
-/// What AdamW needs for one state: of 16-bit gradients copies in fp32, of fp64 ones scaled copies, of 16-bit
-/// values without masters and of 16-bit moments likewise copies, a block at a time.
+/// Work memory of AdamW for one state, a block at a time: fp32 copies of 16-bit gradients, scaled copies of
+/// fp64 gradients, and copies of 16-bit moments and of 16-bit values without masters.
 Bytes update_work_bytes(double params, Bytes gradient_element, const OptimizerWidths& kept = {});
 
 // --- forward FLOPs ---
@@ -113,12 +113,12 @@ inline constexpr double kScoreBackwardFused = 2.5;
 /// probabilities); o GEMM; residual 3H; norm 2H; router H + E; shared or dense MLP of width W: gate and up
 /// GEMM H + 2W, product 3W, down GEMM W + H, add 3H, gate of a shared expert 3H.
 double attention_traffic(const ModelConfig& model, i64 layer);
-/// Of these the first norm to the rotary embedding, and those of the attention kernel: what a team computes
-/// in ops of their own.
+/// The part of this traffic from the first norm to the rotary embedding, and that of the attention kernel. A
+/// team computes these two in ops of their own.
 double projection_traffic(const ModelConfig& model);
 double score_traffic(const ModelConfig& model);
-/// Of projection_traffic what makes keys and values of all heads from latents: k + v out, 2k where their
-/// turned part is repeated.
+/// The part of projection_traffic that makes keys and values of all heads from latents: k + v out, 2k where
+/// their turned part is repeated.
 double latent_product_traffic(const ModelConfig& model);
 /// Per row of an expert: gate and up GEMM H + 2I, product 3I, down GEMM I + H, routing weight 2H.
 double expert_traffic(const ModelConfig& model);
@@ -137,8 +137,8 @@ Bytes routing_bytes(const ModelConfig& model, i64 layer);
 /// Tables of rows and copies that are sent: one index of a row; of a copy its row, its expert and its place.
 Bytes send_index_bytes(double rows, double copies);
 
-/// What forward keeps for backward. kSelected: without what is cheap to make again, which is what norms and
-/// activations make, and without the rows of experts, which are sent again.
+/// The activations that forward keeps for backward. kSelected: without the results of norms and activation
+/// functions, which are cheap to compute again, and without the rows of experts, which are sent again.
 enum class KeptActivations { kInputs, kSelected, kAll };
 
 struct ActivationOptions {
@@ -160,7 +160,7 @@ struct Activation {
     kUnlessSent,        ///< but with kSelected, where it is sent again
     kNever              ///< made inside an op from what is kept
   };
-  /// Of lines of an attention part: up to q, k and v; of the attention kernel; after it.
+  /// For lines of an attention part: up to q, k and v; of the attention kernel; after it.
   enum class In { kProjection, kScores, kRest };
   const char* name;
   Of of;
@@ -179,25 +179,24 @@ bool is_kept(Activation::Kept kept, KeptActivations keeps);
 std::vector<Activation> activation_ledger(const ModelConfig& model, i64 layer,
                                           const ActivationOptions& options);
 
-/// What op `attention` makes and backward needs, per token, besides its input and the routing: lines of the
-/// ledger that are kept unless recomputed. 0 of it is kept between forward and backward with recompute, all
-/// of it exists while one backward op runs.
+/// Bytes per token that op `attention` makes and backward needs, besides its input and the routing: lines of
+/// the ledger that are kept unless recomputed. With recompute none of it is kept between forward and
+/// backward; all of it exists while one backward op runs.
 Bytes attention_work_bytes(const ModelConfig& model, i64 layer, const ActivationOptions& options);
-/// Of these the lines of one part of the attention part, whatever options.of_team says.
+/// The lines of one part of the attention part among these, whatever options.of_team says.
 Bytes kept_bytes_of(const ModelConfig& model, i64 layer, Activation::In in, const ActivationOptions& options);
-/// What the backward of an attention part holds besides, per token, where it holds most: the gradients of q,
-/// k, v and of the attention kernel's output.
+/// Further bytes per token that the backward of an attention part holds, at its peak: the gradients of q, k,
+/// v and of the attention kernel's output.
 Bytes attention_gradient_bytes(const ModelConfig& model, Bytes element);
-/// What attention.B leaves for attention.W, per token: the inputs of the products and the gradients of their
-/// results. In elements H + h*dv + H and the inner activation W of the MLP beside; q + k + v, H of the output
-/// projection, 2W + H of that MLP; MLA: q, both latents after their norms, compressed and decompressed keys
-/// and values instead of q + k + v. Gradients of router logits are fp32.
-/// Of a team the first of these, up to q + k + v, are not left: their op computes the gradients of its
-/// weights.
+/// Bytes per token that attention.B leaves for attention.W: the inputs of the products and the gradients of
+/// their results. In elements H + h*dv + H and the inner activation W of the MLP beside; q + k + v, H of the
+/// output projection, 2W + H of that MLP; MLA: q, both latents after their norms, compressed and decompressed
+/// keys and values instead of q + k + v. Gradients of router logits are fp32. In a team the first of these,
+/// up to q + k + v, are not left: their op computes the gradients of its weights.
 Bytes attention_left_bytes(const ModelConfig& model, i64 layer, Bytes element, bool of_team = false);
 /// Elements of the largest weight of an attention part that is one product.
 double attention_largest_product(const ModelConfig& model, i64 layer);
-/// Of these, per token, what forward keeps.
+/// Bytes per token of these that forward keeps.
 Bytes attention_kept_bytes(const ModelConfig& model, i64 layer, const ActivationOptions& options);
 /// Per token, memory traffic of making again what kSelected does not keep: both norms 2H each, the product of
 /// an MLP 3W. In elements.
@@ -206,18 +205,18 @@ double selected_traffic(const ModelConfig& model, i64 layer);
 /// attention_kept_bytes.
 Bytes attention_saved_bytes(const ModelConfig& model, i64 layer, const ActivationOptions& options);
 
-/// What op `experts` makes inside, per (row, expert) pair: gate, up and their product, 3*I elements; backward
-/// writes the gradients over them. The expert's output is not among them: the gradient of the routing weight
-/// is the product of (gradient through down) and the inner activation.
+/// Bytes per (row, expert) pair that op `experts` makes inside: gate, up and their product, 3*I elements;
+/// backward writes the gradients over them. The expert's output is not among them: the gradient of the
+/// routing weight is the product of (gradient through down) and the inner activation.
 Bytes expert_work_bytes(const ModelConfig& model, Bytes element);
 /// The activation's own intermediate results, besides: in fp64 so many numbers for each of the I. None in 16
 /// bits and in fp32, where they are never in memory. A GPU without kernels of our own has at most
 /// kActivationBlockBytes of them, which do not count here.
 inline constexpr i64 kActivationTemporaries = 11, kActivationBlockBytes = 64 << 20;
 Bytes activation_work_bytes(const ModelConfig& model, double copies, Bytes element);
-/// What experts.B leaves for experts.W, per pair: gradients of gate and up, and the inner activation.
+/// Bytes per pair that experts.B leaves for experts.W: gradients of gate and up, and the inner activation.
 Bytes expert_left_bytes(const ModelConfig& model, Bytes element);
-/// What backward needs of these: gate and up.
+/// The part of these that backward needs: gate and up.
 Bytes expert_kept_bytes(const ModelConfig& model, Bytes element);
 /// Kept per (row, expert) pair between forward and backward: the received row and its routing weight (4
 /// bytes), unless it is sent again; with kAll and kSelected expert_kept_bytes. A row that is received once
@@ -226,8 +225,8 @@ Bytes expert_saved_bytes(const ModelConfig& model, const ActivationOptions& opti
 
 /// Tokens whose logits exist at once: the head works in runs of so many.
 inline constexpr i64 kHeadChunkTokens = 1024;
-/// Of one run of the microbatch whose head runs, per token: logits and their gradient, V*element + V*4 (fp32
-/// softmax), plus the normed row.
+/// Work memory of the head for one run of the microbatch's tokens. Per token: logits and their gradient,
+/// V*element + V*4 (fp32 softmax), plus the normed row.
 Bytes head_work_bytes(const ModelConfig& model, double tokens, Bytes element);
 
 }  // namespace hetermoe

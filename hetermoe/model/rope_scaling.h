@@ -20,7 +20,7 @@ struct EnumNames<RopeKind> {
   static const std::vector<std::string>& names();  // default linear dynamic yarn llama3
 };
 
-/// The numbers of a kind. What the kind does not use has its default.
+/// The numbers of a kind. Numbers that the kind does not use have their default.
 struct RopeScaling {
   RopeKind kind = RopeKind::kDefault;
   double factor = 1;

@@ -11,8 +11,8 @@ struct SparseOptions {
   std::vector<i64> layers = {};  ///< whose MLP becomes experts; empty = all dense ones
 };
 
-/// A model of which some dense layers get experts. What every token chooses is one or more whole copies of
-/// the MLP: the shared expert has its first neurons, and the rest is cut into shards, an expert each.
+/// A model of which some dense layers get experts. Every token chooses one or more whole copies of the MLP:
+/// the shared expert has its first neurons, and the rest is cut into shards, an expert each.
 struct Sparse {
   ModelConfig before, after;
   i64 shards = 1;

@@ -7,7 +7,7 @@
 // Names of tensors of layers as they stand in the files of a family.
 namespace hetermoe {
 
-/// What families call differently, behind "model.layers.N.". All else is named alike.
+/// Names that differ between families, behind "model.layers.N.". All other names are alike.
 struct TensorNames {
   std::string block = "mlp.";  ///< of router, routed and shared experts
   /// Matrices of a routed expert, without ".weight".

@@ -9,15 +9,15 @@
 
 namespace hetermoe {
 
-/// What a product leaves for the gradient of its weight.
+/// The tensors that a product leaves for the gradient of its weight.
 struct LeftProduct {
   std::size_t weight;  ///< position in state.values
   at::Tensor x;        ///< its input
   at::Tensor dout;     ///< gradient of its result, once backward came by; undefined = none came
 };
 
-/// The weights of a state group as autograd leaves (sharing storage), or plainly as they are. Of a group with
-/// adapters these are leaves, and products add what they make of the input.
+/// The weights of a state group as autograd leaves (sharing storage), or plainly as they are. In a group with
+/// adapters the adapters are the leaves, and products add their terms.
 class Leaves {
  public:
   /// kLater: backward shall not compute the gradients of the weights of products; see left().
@@ -45,11 +45,11 @@ class Leaves {
   std::shared_ptr<std::vector<std::shared_ptr<LeftProduct>>> left_;  // null unless kLater
 };
 
-/// What attention is computed from, norms and rotary embedding applied: [B, S, heads, *].
+/// The inputs of attention, with norms and rotary embedding applied: [B, S, heads, *].
 struct Heads {
   at::Tensor q, k, v;
 };
-/// Of normed input [T, H], the rows `sequences` say: [1, T, heads, *]. Differentiable.
+/// Heads of the normed input [T, H], whose rows `sequences` describe: [1, T, heads, *]. Differentiable.
 Heads projected_heads(const ModelConfig& model, i64 layer, const Leaves& leaves, const at::Tensor& normed_TH,
                       const Sequences& sequences);
 /// The same of MLA, with latents in place of keys and values: k the one turned key, v the normed latent.

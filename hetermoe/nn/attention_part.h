@@ -49,7 +49,7 @@ AttentionOutput attention_forward(const ModelConfig& model, i64 layer, const Sta
 /// x_TD of the forward call that made a graph with KeepGraph::kSelected, made again.
 at::Tensor rows_of_experts(const ModelConfig& model, const StateGroup& state, const AttentionGraph& graph);
 
-/// What backward needs. y_TD and topk_TK come from forward: the choice of experts is never recomputed.
+/// The input of backward. y_TD and topk_TK come from forward: the choice of experts is never recomputed.
 struct AttentionBackwardInput {
   at::Tensor y_TD;
   at::Tensor du_TD;  ///< gradient of u

@@ -17,10 +17,11 @@ struct AttentionHow {
   /// [heads of q] one more score in each softmax of a head, whose value is zero. Undefined = there are none.
   at::Tensor sinks = {};
 };
-/// softmax(scale * q k^T) v with a causal mask: on the CPU by cpu_attention (not in fp64, not with sinks, and
-/// not with a window shorter than the sequence), else by the fused kernel of the device where there is one.
-/// Documents are computed one after another, each as a sequence of its own. [B, S, heads, *]; the width of v
-/// may differ from that of q and k; k and v may have fewer heads. Returns [B, S, heads, width of v].
+/// softmax(scale * q k^T) v with a causal mask. On the CPU cpu_attention computes it, but not in fp64, not
+/// with sinks, and not with a window shorter than the sequence. Else the fused kernel of the device computes
+/// it, if there is one. Documents are computed one after another, each as a sequence of its own. [B, S,
+/// heads, *]; the width of v may differ from that of q and k; k and v may have fewer heads. Returns [B, S,
+/// heads, width of v].
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const AttentionHow& how, Path path = Path::kAuto);
 

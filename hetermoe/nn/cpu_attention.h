@@ -31,7 +31,7 @@ bool fits_cpu_attention(const AttentionShape& shape);
 void cpu_attention_forward(const AttentionShape& shape, const HeadRows& q, const HeadRows& k,
                            const HeadRows& v, const HeadRows& out, float* log_sums);
 
-/// What backward reads and writes; dq, dk, dv are overwritten.
+/// Tensors that backward reads and writes; dq, dk, dv are overwritten.
 struct AttentionGradients {
   HeadRows q, k, v, out, dout;
   const float* log_sums = nullptr;  ///< of forward

@@ -72,7 +72,7 @@ HM_INLINE void product_rows(const Product& p, i64 row, i64 cols, i64 first, i64 
   }
 }
 
-/// What of a product the mask leaves. Query r of a block sees its keys up to offset + r.
+/// The part of a product that the mask leaves. Query r of a block sees its keys up to offset + r.
 enum class Mask {
   kColumns,    ///< rows are queries, columns keys: others are not computed
   kDepth,      ///< rows are queries, depth keys

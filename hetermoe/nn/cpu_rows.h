@@ -27,7 +27,7 @@ class FloatRow {
 
   /// The floats of `row`, until the next call.
   const float* read(const T* row) { return read(row, width_); }
-  /// Of the first `count`.
+  /// Reads the first `count` values.
   const float* read(const T* row, [[maybe_unused]] i64 count) {
     if constexpr (std::is_same_v<T, float>) {
       return row;

@@ -11,12 +11,12 @@ namespace hetermoe {
 /// Whether libtorch's grouped product takes such experts: bf16, widths that are multiples of 8 (its rows
 /// begin at 16 bytes), not too many.
 bool can_group_products(at::ScalarType dtype, i64 num_slots, i64 hidden, i64 width);
-/// What kAuto is: that of the slab, where it has one and it can be; else kGrouped on GPUs of compute
-/// capability 9.x and 10.x, where libtorch has a kernel for it: elsewhere its grouped product is a loop that
+/// The choice of kAuto: that of the slab, if it has one that is possible. Else kGrouped on GPUs of compute
+/// capability 9.x and 10.x, where libtorch has a kernel for it; elsewhere its grouped product is a loop that
 /// makes the host wait.
 ExpertProducts expert_products(const ExpertSlab& slab);
 
-/// What forward keeps when backward shall not recompute.
+/// Tensors that forward keeps when backward shall not recompute.
 struct ExpertsSaved {
   at::Tensor gate_up_C2F;  ///< before the activation
 };
@@ -29,11 +29,11 @@ at::Tensor experts_forward(const ExpertSlab& slab, const at::Tensor& rows_RD, co
                            const at::Tensor& weights_C, ExpertsSaved* saved = nullptr,
                            ExpertProducts products = ExpertProducts::kAuto);
 
-/// What forward would have saved, made again.
+/// Recomputes the tensors that forward would have saved.
 ExpertsSaved experts_recompute(const ExpertSlab& slab, const at::Tensor& rows_RD, const CopyGroups& groups,
                                ExpertProducts products = ExpertProducts::kAuto);
 
-/// What backward leaves for experts_weight_gradients().
+/// Tensors that backward leaves for experts_weight_gradients().
 struct ExpertsLeft {
   at::Tensor dgate_up_C2F, act_CF;
   at::Tensor weights_C;  ///< where there are biases

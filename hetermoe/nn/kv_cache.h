@@ -7,7 +7,7 @@
 // gradients.
 namespace hetermoe {
 
-/// Of one layer and one text.
+/// Keys and values of one layer and one text.
 struct KvCache {
   i64 size = 0;             ///< tokens so far
   at::Tensor keys, values;  ///< [1, capacity, heads, *], of which the first `size` tokens are filled

@@ -20,8 +20,8 @@ struct AdamwState {
   std::vector<at::Tensor> exp_avg, exp_avg_sq;  ///< fp32 or bf16, or fp64 for fp64 values
   std::vector<at::Tensor> master;  ///< fp32 copies of bf16/fp16 values, where they are kept; else empty
   i64 step = 0;                    ///< updates done
-  /// What has no master, and moments in bf16, is rounded stochastically. The draws of an element follow from
-  /// the key, the step, the storage and the element, counted from the storage's `first` (empty = 0).
+  /// Values without a master, and moments in bf16, are rounded stochastically. The draws of an element follow
+  /// from the key, the step, the storage and the element, counted from the storage's `first` (empty = 0).
   u64 rounding_key = 0;
   std::vector<i64> first = {};
 };

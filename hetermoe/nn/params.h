@@ -93,7 +93,7 @@ struct StateGroup {
   std::vector<Adapter> adapters;  ///< trained in place of the values, which then have no grads
 
   bool trainable() const { return !grads.empty(); }
-  /// Of values[position], or of A and B of each adapter after these.
+  /// Gradient of values[position], or of A and B of each adapter after these.
   at::Tensor grad_at(std::size_t position) const;
   bool has(Weight weight) const { return find(weight) >= 0; }
   const at::Tensor& value(Weight weight) const;
@@ -133,8 +133,8 @@ struct ExpertSlab {
       const ModelConfig& model) const;  ///< gate, up, down of every expert in slot order
   void zero_grads();
 };
-/// Of a slab's storage [slots, rows and more, X] the matrices [slots, rows, X], and the biases [slots, rows]
-/// that lie in the rows behind them. Views.
+/// Views of a slab's storage [slots, rows and more, X]: the matrices [slots, rows, X], and the biases [slots,
+/// rows] that lie in the rows behind them.
 at::Tensor matrices_of(const at::Tensor& storage, i64 rows);
 at::Tensor biases_of(const at::Tensor& storage, i64 rows);
 

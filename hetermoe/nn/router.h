@@ -10,8 +10,8 @@ namespace hetermoe {
 at::Tensor router_scores(const ModelConfig& model, const at::Tensor& logits_TE);
 
 /// The chosen experts, int64 [T, K]. bias_E: e_score_correction_bias or undefined; it changes the choice
-/// only. Experts of groups that are not kept are never chosen, as in transformers 5 and DeepSeek's own code
-/// (transformers 4 gave them 0, which beats a kept expert whose biased score is negative).
+/// only. Experts of groups that are not kept are never chosen, as in transformers 5 and DeepSeek's own code.
+/// (transformers 4 gave them 0, which beats a kept expert whose biased score is negative.)
 at::Tensor choose_experts(const ModelConfig& model, const at::Tensor& scores_TE, const at::Tensor& bias_E);
 
 /// Differentiable routing weights [T, K] of the chosen experts.

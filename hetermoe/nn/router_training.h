@@ -3,15 +3,15 @@
 
 #include "hetermoe/model/model_config.h"
 
-// What training adds to routers beside the load-balancing loss. All of it hangs on tokens and sequences and
-// never on the plan, so every plan and any number of processes compute the same.
+// Settings of training for routers, beside the load-balancing loss. All of them depend on tokens and
+// sequences and never on the plan, so every plan and any number of processes compute the same.
 namespace hetermoe {
 
 struct RouterTraining {
   double z_loss = 0;           ///< coefficient of the z-loss, 0 = none
   double jitter = 0;           ///< inputs of routers are multiplied by 1 - jitter to 1 + jitter, 0 = none
   double capacity_factor = 0;  ///< an expert takes so many times its even share of each sequence, 0 = all
-  // What the jitter is drawn from:
+  // The jitter is drawn from:
   u64 seed = 0;
   i64 step = 0;
   i64 first_sequence = 0;  ///< index in the data of the step's first sequence

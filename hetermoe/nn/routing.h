@@ -7,7 +7,7 @@
 #include "hetermoe/base/types.h"
 #include "hetermoe/routing/copy_split.h"
 
-// Index work between router and experts: which row goes where, and which expert uses it. What is made here is
+// Index work between router and experts: which row goes where, and which expert uses it. These tensors are
 // int64 and on the CPU; nn/device_routing.h makes the same as int32 on a device. A row is one hidden vector
 // in a message; a copy is one (token, expert) choice.
 namespace hetermoe {
@@ -21,7 +21,7 @@ struct OwnerBins {
 };
 OwnerBins bins_of(const OwnerTable& owners, i64 num_destinations);
 
-/// What one source sends to one destination.
+/// Rows and copies that one source sends to one destination.
 struct SendIndex {
   at::Tensor token_R;  ///< source token of each row, ascending (repeated without dedup)
   // Copies in order of (expert, row):

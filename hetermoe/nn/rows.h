@@ -15,7 +15,7 @@ at::Tensor gather_rows(const at::Tensor& source_TD, const at::Tensor& index_R);
 /// dtype are cast. Merging a layer's output is y = u.clone(), then one call per destination in device order.
 void add_rows_(at::Tensor& target_TD, const at::Tensor& index_R, const at::Tensor& rows_RD);
 
-/// What one destination returned: rows for these tokens, which ascend and may repeat.
+/// Rows that one destination returned for these tokens, which ascend and may repeat.
 struct MergePart {
   at::Tensor token_R, rows_RD;
 };

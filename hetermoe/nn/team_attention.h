@@ -16,8 +16,8 @@ struct PartGraph;  ///< autograd graph of one forward call
 struct TokenHeads {
   at::Tensor q, k, v;
 };
-/// What k and v are: of key-value heads; or of MLA the one turned key and the latent, [T, 1, *], from which
-/// the weight kv_b makes keys and values of any heads.
+/// The form of k and v. kHeads: of key-value heads. kLatents (MLA): the one turned key and the latent, [T, 1,
+/// *], from which the weight kv_b makes keys and values of any heads.
 enum class KeyForm { kHeads, kLatents };
 
 struct ProjectionOutput {

@@ -28,7 +28,7 @@ class AccessList {
   bool is_moe() const { return p.is_moe(op.layer); }
   /// The device has tokens of a layer.
   bool has_range(i32 layer) const { return p.has_range(op.group, layer, op.microbatch, device, op.phase); }
-  /// Of an exchange.
+  /// For ops of an exchange.
   bool sends() const { return Exchange(op, p).sends(device); }
   bool receives() const { return Exchange(op, p).receives(device); }
   bool moves_into(i32 layer, Phase phase) const {

@@ -9,7 +9,7 @@
 // Bytes of buffers, of what ops need besides them, and of states.
 namespace hetermoe {
 
-/// What a device holds at one moment.
+/// Memory of a device at one moment, by kind.
 struct MemoryUse {
   Bytes weights = 0, gradients = 0;
   Bytes optimizer = 0;  ///< moments, and the fp32 master of 2-byte weights
@@ -30,9 +30,10 @@ class BufferSizes {
 
   /// By the row of the buffer. Parameters and gradients that stay belong to the state and count 0 here.
   Bytes of(const BufferKey& key, PlaceId place);
-  /// What the op needs besides its buffers, by its row: activations that it recomputes or does not keep,
-  /// gradients of them, gathered rows, logits of a run of tokens, messages of a transfer, everybody's copy of
-  /// what is reduced. Below zero where one buffer of the op takes the memory of another.
+  /// Memory that the op needs besides its buffers, by its row. Compute ops: activations that they recompute
+  /// or do not keep and their gradients, gathered rows, logits of a run of tokens. Transfers: messages, and
+  /// the copies of all participants in a reduction. Below zero where one buffer of the op takes the memory of
+  /// another.
   Bytes workspace(const Op& op, DeviceId device);
   /// Weights, gradients and optimizer state of a device or host, without what visits.
   MemoryUse state(PlaceId place) const;
@@ -58,7 +59,7 @@ class BufferSizes {
     double num_sources = 0;
   };
   Traffic traffic(i32 layer, i32 microbatch, i32 chunk, DeviceId device);
-  /// Of an op of an exchange: as source counts who has the tokens in the op (Exchange::sources).
+  /// For an op of an exchange: a device counts as source if it has tokens in the op (Exchange::sources).
   Traffic traffic(const Op& op, DeviceId device);
   /// A device of the layer after `layer` to which results go (Placement::joins_at); it has no tokens of
   /// `layer` itself.
@@ -69,13 +70,14 @@ class BufferSizes {
     return traffic(key.layer(), key.microbatch(), key.chunk(), device);
   }
 
-  // Of attention parts, by what their layer keeps for backward: ops/attention_memory.cpp.
+  // Memory of attention parts, by what their layer keeps for backward: ops/attention_memory.cpp.
   /// Per token: what it makes besides its saved input; what of this lies in kSavedAttention; and with the
   /// residual stream that an MLP of its own makes.
   Bytes attention_work(i32 layer, DeviceId device) const;
   Bytes attention_kept(i32 layer, DeviceId device) const;
   Bytes attention_saved(i32 layer, DeviceId device) const;
-  /// Of a team: the part is cut into ops, and these figures are those of the last one.
+  /// Whether the device is in a team: the part is then cut into ops, and these figures are those of the last
+  /// one.
   bool of_team(i32 layer, DeviceId device) const {
     return group_of(device) >= 0 && placement_.has_teams(group_of(device), layer);
   }

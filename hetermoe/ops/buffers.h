@@ -7,12 +7,12 @@
 #include "hetermoe/ops/op_row.h"
 #include "hetermoe/placement/placement.h"
 
-// What lives on a device during a step: a table of buffers, and which of them an op touches.
+// The buffers that live on a device during a step, as a table, and which of them an op touches.
 namespace hetermoe {
 
 enum class Buffer : std::uint8_t {
   kHidden,  ///< input of a layer (of the head: layer = num_layers); the saved input that backward starts from
-  // Of a team, between the ops that its attention part is cut into:
+  // In a team, between the ops that its attention part is cut into:
   kQkv,              ///< queries, keys and values of own tokens
   kSavedProjection,  ///< activations up to these
   kHeads,            ///< queries, keys and values of own heads, of all tokens of the team
@@ -60,7 +60,7 @@ enum class Buffer : std::uint8_t {
 };
 inline constexpr i32 kNumBuffers = kEnumCount<Buffer>;
 
-/// What tells the buffers of a row apart on a device.
+/// The key that distinguishes the buffers of a row on a device.
 enum class KeyShape : std::uint8_t {
   kOfStep,        ///< there is one
   kOfMicrobatch,  ///< microbatch
@@ -82,7 +82,7 @@ enum class Lifetime : std::uint8_t {
 /// As what memory it counts.
 enum class CountsAs : std::uint8_t { kInFlight, kSaved, kWeights, kGradients };
 
-/// What lies in a slot: weights of a part of the model, or saved activations.
+/// Contents of a slot: weights of a part of the model, or saved activations.
 enum class SlotPart : std::uint8_t { kEmbed, kAttention, kExperts, kHead, kInputs, kRows };
 constexpr SlotPart slot_part(UnitPart part) { return static_cast<SlotPart>(part); }
 constexpr SlotPart slot_part(SavedPart part) {

@@ -4,13 +4,13 @@
 #include "hetermoe/ops/op_row.h"
 #include "hetermoe/placement/placement.h"
 
-// What dispatch and combine have in common.
+// Functions that dispatch and combine share.
 namespace hetermoe {
 
 struct ExchangeLoad;
 
-/// Who sends rows to whom in an op of an exchange. Ops ask it, not the shares of a layer. Keeps a reference
-/// to the placement.
+/// Senders and receivers of rows in an op of an exchange. Ops use it, not the shares of a layer. Keeps a
+/// reference to the placement.
 class Exchange {
  public:
   Exchange(const Op& op, const Placement& placement)
@@ -101,7 +101,7 @@ std::vector<PortBytes> exchange_bytes(const WorkModel& model, const Op& op,
 /// type; a receiver joins the messages of several sources.
 Bytes exchange_workspace(BufferSizes& sizes, const Op& op, DeviceId device);
 
-/// Of a row on the wire, in the op's direction.
+/// Bytes of a row on the wire, in the op's direction.
 Bytes wire_row(const BufferSizes& sizes, const Op& op);
 
 /// In each round of a layer with experts: forward, backward, and where backward resends rows.

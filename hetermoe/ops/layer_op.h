@@ -1,7 +1,7 @@
 #pragma once
 #include "hetermoe/ops/access_list.h"
 
-// What the compute ops of a layer, attention parts and experts, have in common.
+// Functions that the compute ops of a layer (attention parts and experts) share.
 namespace hetermoe {
 
 /// Gradients of weights are products of what backward left.

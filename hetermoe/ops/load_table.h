@@ -13,7 +13,7 @@ class LoadTable {
   /// Keeps references to both.
   LoadTable(const Placement& placement, const RoutingLoad& routing);
 
-  /// Of the exchange that `op` belongs to (load_chunk); null for other ops.
+  /// Load of the exchange that `op` belongs to (load_chunk); null for other ops.
   const ExchangeLoad* of(const Op& op);
   const ExchangeLoad& of(i32 group, i32 layer, i32 microbatch, i32 chunk);
 

@@ -64,7 +64,7 @@ enum class Occurs : std::uint8_t {
   kBetweenSteps      ///< no op of a step: see Migration
 };
 
-/// What a compute op's seconds follow from. A cost model knows these, and no kinds.
+/// The rule for the seconds of a compute op. A cost model knows these rules, and no kinds of ops.
 enum class Pricing : std::uint8_t {
   kEmbedding,   ///< reads and writes of tokens
   kAttention,   ///< products, scores and passes over the tokens of an attention part; of a team what is after
@@ -97,7 +97,7 @@ struct OpRow {
   bool of_inputs = false;  ///< its layer is the one whose input it brings: num_layers is the head
   std::optional<Pricing> pricing = {};  ///< of a compute op; transfers have none
 
-  // Of transfers.
+  // Fields of transfers.
   bool of_guests = false;                ///< carries experts that owners lend each other, or their gradients
   bool to_owners = false;                ///< of exchanges: rows go to owners, in backward back to sources
   bool carries_routing_weights = false;  ///< of exchanges: with each copy, in backward its gradient
@@ -112,17 +112,17 @@ struct OpRow {
 
   /// The buffers that the op touches on one of its devices.
   void (*accesses)(AccessList& list) = nullptr;
-  /// Of kInMicrobatch: the op, with its group, layer, microbatch and phase, is part of a step. Asked for the
-  /// phases of the row; null = always.
+  /// For kInMicrobatch: whether the op, with its group, layer, microbatch and phase, is part of a step.
+  /// Called for the phases of the row; null = always.
   bool (*occurs_in)(const Op& op, const Placement& placement) = nullptr;
-  /// Frozen units leave it work. Null = it follows from has_state.
+  /// Whether frozen units leave the op work. Null = it follows from has_state.
   bool (*has_work)(const Op& op, const Placement& placement) = nullptr;
-  /// Of compute ops: the part whose weights it reads, and the part to whose gradients it adds.
+  /// For compute ops: the part whose weights it reads, and the part to whose gradients it adds.
   std::optional<UsedPart> (*uses)(const Op& op, const Placement& placement) = nullptr;
   std::optional<UsedPart> (*grades)(const Op& op, const Placement& placement) = nullptr;
-  /// Of compute ops: fills the fields of the work that the kind has.
+  /// For compute ops: fills the fields of the work that the kind has.
   void (*work)(const WorkModel& model, const ExchangeLoad* load, ComputeWork& work) = nullptr;
-  /// Of transfers: WorkModel::port_bytes().
+  /// For transfers: WorkModel::port_bytes().
   std::vector<PortBytes> (*bytes)(const WorkModel& model, const Op& op, std::span<const PlaceId> participants,
                                   const ExchangeLoad* load) = nullptr;
   /// BufferSizes::workspace(). Null = none.
@@ -149,8 +149,9 @@ Queue queue_of_op(const Op& op, QueueBinding binding);
 
 /// A copy between a device and its host.
 inline bool is_host_copy(const Op& op) { return row_of(op.kind).participants == Participants::kWithHost; }
-/// Of activations that backward starts from, not of a state: those of a layer and microbatch on the device.
-/// Its chunk is their piece: 0 = the input of the layer, c + 1 = the rows of the experts in chunk c.
+/// Whether the op copies activations from which backward starts (those of a layer and microbatch on the
+/// device), not a state. Its chunk is their piece: 0 = the input of the layer, c + 1 = the rows of the
+/// experts in chunk c.
 inline bool is_saved_copy(const Op& op) { return op.state < 0 && is_host_copy(op); }
 /// The chunk of the exchange whose counts (Buffer::kLoad) say how much the op works on; -1 = none.
 i32 load_chunk(const Op& op);
@@ -166,9 +167,10 @@ bool in_step(const Op& op, const Placement& placement);
 bool tells_sizes(const Op& op, const Placement& placement);
 /// Rows of an exchange go to owners, not back to sources.
 bool goes_to_owners(const Op& op);
-/// What the op works on depends on the layer before.
+/// Whether the input of the op depends on the layer before.
 bool looks_back(const Op& op);
-/// The device whose forward pass made what an op stores or fetches, and which of its host's pieces it is.
+/// The device whose forward pass made the piece that an op stores or fetches, and the number of the piece on
+/// its host.
 DeviceId maker_of(const Op& copy, const Placement& placement);
 i32 saved_piece(const Op& copy, const Placement& placement);
 

@@ -22,7 +22,7 @@ class TwoLevel {
   std::size_t num_nodes() const { return nodes_.size(); }
   /// Holders of the node of a holder, itself included, ascending.
   const std::vector<std::size_t>& mates(std::size_t holder) const { return nodes_[node_of_[holder]]; }
-  /// Who stands for a part on the node of a holder.
+  /// The holder that stands for a part on the node of `holder`.
   std::size_t stands_for(std::size_t part, std::size_t holder) const;
   /// The parts for which a holder stands, ascending.
   std::vector<std::size_t> parts_of(std::size_t holder) const;

@@ -8,10 +8,10 @@
 #include "hetermoe/ops/op_row.h"
 #include "hetermoe/placement/routing_load.h"
 
-// How much an op computes or carries. What that costs is not asked here.
+// How much an op computes or carries. Other code decides its cost.
 namespace hetermoe {
 
-/// What one compute op does on one device.
+/// The work of one compute op on one device.
 struct ComputeWork {
   Op op;
   DeviceId device = 0;
@@ -38,7 +38,7 @@ Wire wire_of(const Op& op, const Plan& plan);
 /// its weight, expert and row (12 bytes), one of dispatch.B the gradient of the weight (4 bytes).
 Bytes wire_bytes(const Op& op, const Plan& plan, i64 hidden, double rows, double copies);
 
-/// Of the rows of an expert owner with the index of each copy and its routing weight: Buffer::kRows.
+/// Bytes of the rows of an expert owner with the index of each copy and its routing weight: Buffer::kRows.
 Bytes received_rows_bytes(const ModelConfig& model, double rows, double copies, Bytes element);
 
 /// A token's chosen experts with their weights, for a device that computes in so many bytes.
@@ -77,7 +77,7 @@ class WorkModel {
   double expert_params() const { return expert_params_; }  ///< of one
   /// Gradients of an expert that is lent go back: it is trained.
   bool settles(const Op& op, const Guest& guest) const;
-  /// What is reduced and updated of it.
+  /// Parameters of the state that are reduced and updated.
   double trained_params(i32 state) const;
 
   // For rows.

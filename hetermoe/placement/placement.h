@@ -47,8 +47,8 @@ class Placement {
     return scores_have_weights_[idx(group)][idx(layer)];
   }
   Recompute recompute(i32 group, i32 layer) const { return recompute_of(plan_, group, layer); }
-  /// What backward of a layer starts from waits on the hosts: its inputs, and the rows of its experts where
-  /// those are not sent again.
+  /// Whether the tensors from which backward of a layer starts wait on the hosts: its inputs, and the rows of
+  /// its experts where those are not sent again.
   bool saves_inputs(i32 group, i32 layer) const {
     return options_.backward && plan_.groups[idx(group)].layers[idx(layer)].saved == Residence::kHost;
   }
@@ -66,7 +66,7 @@ class Placement {
   /// The device of a piece, and its chunk there.
   std::pair<DeviceId, i32> of_saved_piece(PlaceId host, i32 piece) const;
   i32 last_moe_layer() const;  ///< -1 = the model has no experts
-  /// Who computes which tokens of stage `layer`: -1 the embedding, num_layers the head. All phases but
+  /// The devices of the tokens of stage `layer`: -1 the embedding, num_layers the head. All phases but
   /// forward follow the backward shares.
   TokenRanges ranges(i32 group, i32 layer, i32 microbatch, Phase phase = Phase::kForward) const;
   /// Those of the layer of an op, in its phase.
@@ -168,7 +168,8 @@ class Placement {
     return options_.backward && layer < num_layers_ &&
            ranges(group, layer, microbatch) != ranges(group, layer, microbatch, Phase::kBackward);
   }
-  /// What it starts from goes there by move.R: input and routing. By way of the host where that saves it.
+  /// Whether move.R brings input and routing of backward to its device. False where the host saves them,
+  /// because they then go through the host.
   bool moves_saved(i32 group, i32 layer, i32 microbatch) const {
     return roams(group, layer, microbatch) && !saves_inputs(group, layer);
   }

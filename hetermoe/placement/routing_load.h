@@ -42,7 +42,7 @@ struct ExchangeLoad {
   double copies_between(std::size_t source, std::size_t owner) const {
     return is_product() ? tokens[source] * copies_per_token[owner] : copies[source * num_owners() + owner];
   }
-  /// Of what an owner returns.
+  /// Rows that an owner returns.
   double next_rows_between(std::size_t receiver, std::size_t owner) const {
     return is_product() ? next_tokens[receiver] * rows_per_token[owner]
                         : next_rows[receiver * num_owners() + owner];
@@ -72,7 +72,7 @@ class ExpectedRouting : public RoutingLoad {
                         i32 chunk) const override;
 
  private:
-  /// What a device computes of an expert's rows.
+  /// Share of an expert's rows that a device computes.
   struct Held {
     std::size_t expert;
     double share;
@@ -90,7 +90,7 @@ class ExpectedRouting : public RoutingLoad {
 /// Popularity proportional to 1 / rank^exponent.
 std::vector<double> zipf_popularity(i64 num_experts, double exponent);
 
-/// What a run recorded; replaying it separates routing error from cost error.
+/// The routing that a run recorded. Replaying it separates routing error from cost error.
 class RecordedRouting : public RoutingLoad {
  public:
   void set(i32 group, i32 layer, i32 microbatch, i32 chunk, ExchangeLoad load) {

@@ -24,8 +24,8 @@ struct State {
   std::vector<PlaceId> homes = {};
   /// Each device keeps master and moments of its part of every tensor (part_range), sums and updates that.
   bool sharded = false;
-  /// Of gathered weights: states of a part with the same devices have one set of gatherers, which has slots
-  /// of its own, from this one on.
+  /// For gathered weights: states of a part with the same devices have one set of gatherers. That set has
+  /// slots of its own, from this one on.
   i32 gatherers = -1, first_slot = 0;
 
   bool visits() const { return weights == Residence::kHost; }
@@ -41,7 +41,7 @@ struct State {
   bool graded_on(PlaceId place) const { return trainable && !(adapters_stay() && has_home(place)); }
   /// Gradients go to the hosts after each visit.
   bool summed_on_hosts() const { return visits() && !adapters_stay(); }
-  /// Who sums the gradients of its copies.
+  /// The places that sum the gradients of the state's copies.
   const std::vector<PlaceId>& reducers() const { return summed_on_hosts() ? homes : devices; }
   const std::vector<PlaceId>& updaters() const { return homes.empty() || adapters_stay() ? devices : homes; }
   bool updated_on(PlaceId place) const {
@@ -51,7 +51,7 @@ struct State {
   bool operator==(const State&) const = default;
 };
 
-/// What a step is, beyond the plan: fields of the job that add or drop ops.
+/// Properties of a step beyond the plan: fields of the job that add or drop ops.
 struct StepOptions {
   bool balance = false;           ///< the load-balancing loss is on
   i64 aux_group = 0;              ///< sequences over which it is computed, 0 = the whole step
@@ -60,7 +60,7 @@ struct StepOptions {
   /// 1: a step computes with weights that lack the update of the step before, which runs meanwhile. All
   /// trained states must live on hosts.
   i64 staleness = 0;
-  /// Of the units that are trained, the adapters alone are. Null = there are none.
+  /// If set, only the adapters of the trained units are trained. Null = there are no adapters.
   std::shared_ptr<const Lora> lora = nullptr;
   bool aux_per_layer = false;  ///< the load-balancing loss of each MoE layer, not of all of them together
 };

@@ -30,7 +30,7 @@ struct Team {
   const TeamMember& of(DeviceId device) const;
 };
 i32 num_teams(const ShareRow& row);
-/// Of a row in which the device is in a team.
+/// Number of the device's team in a row. The device must be in a team there.
 i32 team_with(const ShareRow& row, DeviceId device);
 /// Latents go to at most so many devices with heads. They save more than half of what keys and values are
 /// then: a device that keeps activations holds latents besides the keys and values made of them. 0 = never.
@@ -39,8 +39,8 @@ i64 most_for_latents(const ModelConfig& model);
 Team team_of(const ShareRow& row, i32 team, i64 seq_len, i64 latents_for);
 std::vector<Team> teams_of(const ShareRow& row, i64 seq_len, i64 latents_for);
 
-/// What a token sends beside queries for some query heads. Of latents one head serves all: its key is the
-/// turned part, its value the latent.
+/// Keys and values that a token sends beside the queries for some query heads. With latents one head serves
+/// all: its key is the turned part, its value the latent.
 struct KeyValues {
   HeadRange heads;
   i64 key = 0, value = 0;  ///< width of a head

@@ -19,8 +19,8 @@ inline i64 shared_tokens(const TokenRange& a, const TokenRange& b) {
   return std::max<i64>(0, std::min(a.end, b.end) - std::max(a.begin, b.begin));
 }
 
-/// Who computes which tokens of a microbatch at a stage: ranges that follow one another from token 0. A view
-/// of a row of the plan, which must outlive it; cheap to copy. Nobody else turns shares into tokens.
+/// The device of each token of a microbatch at a stage, as ranges that follow one another from token 0. A
+/// view of a row of the plan, which must outlive it; cheap to copy. No other code turns shares into tokens.
 class TokenRanges {
  public:
   TokenRanges(const ShareRow& row, i64 seq_len) : row_(&row), seq_len_(seq_len) {}

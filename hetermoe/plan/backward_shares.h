@@ -4,21 +4,21 @@
 
 #include "hetermoe/plan/plan.h"
 
-// Layers whose backward pass is on other devices than their forward pass. Everybody asks here whose shares it
-// follows.
+// Layers whose backward pass is on other devices than their forward pass. All other code gets the shares of
+// backward from these functions.
 namespace hetermoe {
 
-/// Of backward, recomputation and gradients of weights of a layer.
+/// Shares for backward, recomputation and gradients of weights of a layer.
 inline const Shares& backward_shares(const LayerPlacement& layer) {
   return layer.attention_backward.empty() ? layer.attention : layer.attention_backward;
 }
-/// Of the gradient of the embedding: where layer 0 has backward shares, it is where that layer's is.
+/// Shares for the gradient of the embedding: the backward shares of layer 0 if it has some.
 inline const Shares& backward_embed_shares(const Group& group) {
   const bool own = !group.layers.empty() && !group.layers[0].attention_backward.empty();
   return own ? group.layers[0].attention_backward : group.embed;
 }
 
-/// Who computes the layer depends on microbatch and phase.
+/// Whether the devices of the layer depend on microbatch and phase.
 bool roams(const LayerPlacement& layer);
 /// Some layer of the group has backward shares of its own.
 bool has_backward_shares(const Group& group);

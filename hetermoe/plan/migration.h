@@ -7,7 +7,8 @@
 #include "hetermoe/model/unit.h"
 #include "hetermoe/plan/plan.h"
 
-// What must travel so that a running model can go on under another plan. Pure: nothing here knows tensors.
+// The parameters that must travel so that a running model can go on under another plan. Pure: nothing here
+// knows tensors.
 namespace hetermoe {
 
 /// [units(model)] devices that hold the unit's parameters under a plan, ascending. Every share and every
@@ -26,7 +27,7 @@ struct UnitMove {
 
 struct UnitMoves {
   std::vector<UnitMove> moves;  ///< in the order of units, then of receivers
-  std::vector<Unit> lost;       ///< some device needs them, and nobody who is left holds them
+  std::vector<Unit> lost;       ///< some device needs them, and no remaining device holds them
   Bytes bytes() const;
 };
 
@@ -42,9 +43,10 @@ struct MoveOptions {
 UnitMoves moves_between(const Plan& before, const Plan& after, const ModelConfig& model,
                         const Cluster& cluster, const MoveOptions& options = {});
 
-/// What a giver of this dtype sends of a unit: master values (fp32 for 16-bit parameters, else the values)
-/// and both moments; of a frozen unit, which has neither, the values alone. A router's bias travels with its
-/// attention part. With adapters these travel with masters and moments, and the matrices like frozen ones.
+/// Bytes that a giver of this dtype sends for a unit: master values (fp32 for 16-bit parameters, else the
+/// values) and both moments; of a frozen unit, which has neither, the values alone. A router's bias travels
+/// with its attention part. With adapters these travel with masters and moments, and the matrices like frozen
+/// ones.
 Bytes bytes_to_move(const ModelConfig& model, const Unit& unit, Dtype giver, bool frozen,
                     const Lora* lora = nullptr);
 

@@ -3,9 +3,9 @@
 
 #include "hetermoe/plan/plan.h"
 
-// What the devices of a 1F1B pipeline do one after another. A stage is a run of layers whose attention shares
-// are equal. Where stages 0..P-1 come again on the same devices (P ranks), the pipeline is interleaved:
-// Megatron-LM, arXiv 2104.04473, section 2.2.
+// The tasks of the devices of a 1F1B pipeline, one after another. A stage is a run of layers whose attention
+// shares are equal. Where stages 0..P-1 come again on the same devices (P ranks), the pipeline is
+// interleaved: Megatron-LM, arXiv 2104.04473, section 2.2.
 namespace hetermoe {
 
 struct PipelineStages {

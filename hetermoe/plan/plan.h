@@ -23,8 +23,8 @@ namespace hetermoe {
 /// devices takes what is ready first by `expected` times, forward and backward in turn.
 enum class OrderPolicy { kLayerMajor, kOneFOneB, kExplicit, kRoundRobin, kTimed };
 /// Which queue a transfer uses: its direction, its name (the paper's: dispatch, combine), or one queue for
-/// all. phase: as direction, and moves of each phase have a queue of their own, so that an order in which
-/// devices send while they receive lets none wait for those of another phase.
+/// all. phase: as direction, and moves of each phase have a queue of their own. Then no move waits for those
+/// of another phase, also in orders in which devices send while they receive.
 enum class QueueBinding { kDirection, kName, kPhase };
 /// off: activations stay. local: backward recomputes from the op's saved input. resend: as local, but tokens
 /// travel through dispatch and combine again, as expert parallelism over checkpointed layers does.
@@ -38,8 +38,8 @@ enum class WeightGradients { kWith, kAfter };
 /// Whether an fp32 copy of bf16 parameters is kept, which the optimizer updates; none: it updates the
 /// parameters themselves and rounds them stochastically.
 enum class Master { kFp32, kNone };
-/// Who computes a token's experts. owners: those that own them alone. sources: the device with the token's
-/// attention part, which owns all experts of the layer; nothing travels.
+/// The devices that compute a token's experts. owners: only those that own them. sources: the device with the
+/// token's attention part, which owns all experts of the layer; nothing travels.
 enum class ExpertsAt { kOwners, kSources };
 /// Where results of experts go if the next layer is on other devices. source: to the devices that sent the
 /// rows, which add them up and send the sum on. next: to the devices of the next layer, while the residual
@@ -208,8 +208,9 @@ struct PlanChoices {
   /// Master and moments of a replicated parameter are divided over its replicas, each of which updates its
   /// part.
   bool shard_optimizer = false;
-  /// Sources tell each other how many copies each expert has in a layer of a microbatch, and these are
-  /// divided over the expert's owners so that the slowest ends earliest, in place of the owners' shares.
+  /// Sources tell each other how many copies each expert has in a layer of a microbatch. The copies are
+  /// divided over the expert's owners so that the slowest ends earliest. The owners' shares are then not
+  /// used.
   bool tally = false;
   VisitSlots slots = {};
 
@@ -330,7 +331,7 @@ void for_devices(const Shares& shares, F f) {
 inline void add_devices(const Shares& shares, std::set<DeviceId>& devices) {
   for_devices(shares, [&](DeviceId device) { devices.insert(device); });
 }
-/// Sequences of `device` in a row, 0 when it is absent. Of a team's device those of its team.
+/// Sequences of `device` in a row, 0 when it is absent. For a device of a team: the sequences of its team.
 i64 sequences_of(const ShareRow& row, DeviceId device);
 /// Some attention part is computed by teams.
 bool has_teams(const Plan& plan);
@@ -348,11 +349,11 @@ OptimizerWidths optimizer_widths(Master master, std::optional<Dtype> moments_dty
 inline OptimizerWidths optimizer_widths_of(const Plan& plan) {
   return optimizer_widths(plan.master, plan.moments_dtype);
 }
-/// Of a parameter on a device, by the plan's dtypes.
+/// Bytes of a parameter on a device, by the plan's dtypes.
 StateBytes state_bytes_of(const Plan& plan, DeviceId device);
 /// The plan gets the dtypes of another for the same cluster.
 void take_dtypes(Plan& plan, const Plan& from);
-/// What validate() finds in gradients, masters and moments.
+/// Faults that validate() finds in the dtypes of gradients, masters and moments.
 std::vector<std::string> dtype_faults(const Plan& plan);
 
 /// Where the parameters of a part of a layer live (kEmbed, kHead: any layer) in a group.

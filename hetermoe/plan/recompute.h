@@ -6,14 +6,14 @@
 #include "hetermoe/model/op_cost.h"
 #include "hetermoe/plan/plan.h"
 
-// Where the backward pass of a layer finds its activations. Everybody asks here: a layer may have its own
-// Recompute.
+// Where the backward pass of a layer finds its activations. All other code uses these functions, because a
+// layer may have its own Recompute.
 namespace hetermoe {
 
-/// Of a layer of a group: its own, else the plan's. The plan may be one to be, which has no layers yet.
+/// Recomputation of a layer of a group: its own, else the plan's. The plan may be unfinished, without layers.
 Recompute recompute_of(const Plan& plan, i32 group, i32 layer);
 
-/// recompute_of() for those who outlive the plan.
+/// recompute_of() for callers that outlive the plan.
 class RecomputeTable {
  public:
   explicit RecomputeTable(const Plan& plan);
@@ -24,7 +24,8 @@ class RecomputeTable {
   std::map<std::pair<i32, i32>, Recompute> own_;  // by group and layer
 };
 
-/// Of these three exactly one is true. Forward keeps them (with select all that is dear to make) ...
+/// Exactly one of these three functions is true. Forward keeps activations (with select those that are
+/// expensive to make) ...
 constexpr bool keeps_activations(Recompute recompute) {
   return recompute == Recompute::kOff || recompute == Recompute::kSelect;
 }
@@ -42,7 +43,7 @@ constexpr bool recomputes_inside(Recompute recompute, bool is_moe) {
 constexpr bool resends_rows(Recompute recompute) {
   return recompute == Recompute::kResend || recompute == Recompute::kSelect;
 }
-/// What forward keeps of a layer.
+/// The activations of a layer that forward keeps.
 constexpr KeptActivations kept_activations(Recompute recompute) {
   return recompute == Recompute::kSelect ? KeptActivations::kSelected
          : keeps_activations(recompute)  ? KeptActivations::kAll

@@ -20,9 +20,9 @@ struct EnumNames<Residence> {
   }
 };
 
-/// Of one part of one layer. Weights on the host visit a device while it computes with them; their optimizer
-/// is on the host, too. Sharded weights (of embedding, attention parts and head) are gathered from all
-/// devices that have the part for as long as these compute with them; their optimizer is sharded, too.
+/// Home of one part of one layer. Weights on the host visit a device while it computes with them; their
+/// optimizer is on the host, too. Sharded weights (of embedding, attention parts and head) are gathered from
+/// all devices that have the part for as long as these compute with them; their optimizer is sharded, too.
 struct Home {
   Residence weights = Residence::kDevice;
   Residence optimizer = Residence::kDevice;  ///< fp32 master, moments

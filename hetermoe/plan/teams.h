@@ -6,8 +6,8 @@
 
 namespace hetermoe {
 
-/// What validate() finds in the teams of a row of shares: whether all that a team has is divided among its
-/// devices. where: of the row.
+/// Faults that validate() finds in the teams of a row of shares: a team must divide all its tokens and heads
+/// among its devices. where: place of the row.
 std::vector<std::string> team_faults(const ShareRow& row, i64 seq_len, const ModelConfig& model,
                                      const std::string& where);
 /// And in a layer: what is not built for teams.

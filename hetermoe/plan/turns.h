@@ -21,7 +21,7 @@ std::vector<PlanTurn> turns_of(const Plan& plan, const Group& group);
 /// Microbatches of a round.
 i64 round_of(const Plan& plan, const Group& group);
 
-/// What validate() finds in plan.turn_lengths.
+/// Faults that validate() finds in plan.turn_lengths.
 std::vector<std::string> turn_faults(const Plan& plan);
 
 inline constexpr i64 kStepsUntilAlike = 4;  ///< steps that overlap: later ones take equally long
@@ -36,7 +36,8 @@ struct TurnTime {
 std::vector<std::vector<TurnTime>> turn_times(const Plan& plan, const Group& group,
                                               const std::vector<PlanTurn>& turns, i64 steps = 1);
 
-/// What a turn computes, as "forward of layers 0 to 15" or "forward of layer 16, head, backward of layer 16".
+/// The work of a turn, such as "forward of layers 0 to 15" or "forward of layer 16, head, backward of layer
+/// 16".
 std::string turn_work(const PlanTurn& turn);
 
 }  // namespace hetermoe

@@ -23,7 +23,7 @@ std::optional<Dtype> dtype_of(Wire wire);
 inline bool has_scales(Wire wire) { return !dtype_of(wire); }
 /// In what other things travel than rows of experts: the same, and bf16 in place of a wire with scales.
 Wire without_scales(Wire wire);
-/// Of a row of `width` numbers.
+/// Bytes of a row of `width` numbers.
 Bytes row_bytes(Wire wire, double width);
 
 }  // namespace hetermoe

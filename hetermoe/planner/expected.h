@@ -5,7 +5,7 @@
 
 #include "hetermoe/cluster/cluster.h"
 
-// What real steps reach of a simulated rate, and which constants that rests on.
+// The share of a simulated rate that real steps reach, and the constants that it depends on.
 namespace hetermoe {
 
 /// Where the times of a device type, or of links, come from. measured: a profile of the device. calibrated:

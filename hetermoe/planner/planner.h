@@ -11,8 +11,8 @@
 // by the simulator alone. It needs no device.
 namespace hetermoe {
 
-/// What plans keep in the main memory of their nodes: masters and moments of all parts, weights of experts
-/// besides, or all parameters; with or without saved activations.
+/// The parts that plans keep in the main memory of their nodes: masters and moments of all parts, weights of
+/// experts besides, or all parameters; with or without saved activations.
 enum class HostUse { kNone, kOptimizer, kOptimizerSaved, kExperts, kAll, kAllSaved };
 inline bool saves_on_hosts(HostUse use) {
   return use == HostUse::kOptimizerSaved || use == HostUse::kAllSaved;
@@ -48,14 +48,14 @@ struct PlanRequest {
   PlanLimits limits;
   Trained trained = {};
   AssumedRouting routing = {.margin = kRoutingMargin};
-  bool links_assumed = false;  ///< nobody states the cluster's links: see assumed_links()
+  bool links_assumed = false;  ///< the cluster file does not state links: see assumed_links()
 };
 /// Predicts steps as the request has them.
 inline Predictor predictor_of(const PlanRequest& request) {
   return Predictor(request.model, request.cluster, request.software,
                    step_options(request.trained, request.model, request.model), request.routing);
 }
-/// Of a parameter, by the request's dtypes.
+/// Bytes of a parameter, by the request's dtypes.
 inline StateBytes state_bytes_of(const PlanRequest& request) {
   const Bytes element = bytes_of(request.dtype);
   const Bytes gradient = request.grad_dtype ? bytes_of(*request.grad_dtype) : std::max(element, 4.0);

@@ -7,7 +7,7 @@
 
 namespace hetermoe {
 
-/// What the simulator says of one step of a plan.
+/// Results of the simulator for one step of a plan.
 struct Prediction {
   Seconds step = 0;
   double tokens_per_s = 0;
@@ -18,7 +18,7 @@ struct Prediction {
       false;  ///< of many microbatches the first were simulated, the others extrapolated
 };
 
-/// What is assumed of routing.
+/// The assumed routing.
 struct AssumedRouting {
   std::shared_ptr<const RoutingLoad> load = nullptr;  ///< null = every expert gets as many tokens
   double margin = 1;  ///< devices have room for so many times the copies of the load
@@ -26,7 +26,7 @@ struct AssumedRouting {
 inline std::shared_ptr<const RoutingLoad> load_of(const AssumedRouting& routing, const ModelConfig& model) {
   return routing.load != nullptr ? routing.load : std::make_shared<ExpectedRouting>(model);
 }
-/// Of plans that are to be run: routers that have not been trained are far from even.
+/// The margin of plans that are to be run: untrained routers are far from even.
 inline constexpr double kRoutingMargin = 1.5;
 
 /// Runs of layers with the same shares: the stages of a pipeline. [stage] layers.

@@ -5,10 +5,10 @@
 
 #include "hetermoe/planner/planner.h"
 
-// What a run by a plan takes: days, money, energy.
+// Days, money and energy of a run by a plan.
 namespace hetermoe {
 
-/// Of the devices that a plan uses; what stays idle is not counted. Money is in the unit of
+/// Cost of the devices that a plan uses; idle devices are not counted. Money is in the unit of
 /// DeviceType::price_per_hour. Power is DeviceType::tdp_w of each, as if it drew that all the time: an upper
 /// figure, without hosts and cooling.
 struct RunCost {

@@ -35,9 +35,9 @@ struct Measurement {
   double kept_bytes = 0;  ///< of these alive after it
 };
 
-/// Times a task on `device`, whose queued work is waited for around every run; then runs it once more and
-/// counts the bytes that it allocates. What prepare() makes is not counted, what run() frees of it is not
-/// either.
+/// Times a task on `device`, and waits for the device's queued work around every run. Then runs the task once
+/// more and counts the bytes that it allocates. Allocations of prepare() do not count, nor does run() freeing
+/// them.
 Measurement measure(const Task& task, const at::Device& device, const TimingOptions& options);
 
 /// Percentile of values by linear interpolation between ranks; share from 0 to 1. `values` is not empty.

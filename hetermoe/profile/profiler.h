@@ -8,7 +8,7 @@
 
 namespace hetermoe {
 
-/// What to measure and how. Sizes are measured in every combination that belongs together.
+/// Measurements to make, and how. Sizes are measured in every combination that belongs together.
 struct ProfileOptions {
   std::string device = "cpu";  ///< as libtorch names it: cpu, cuda, cuda:1
   Dtype dtype = Dtype::kFp32;

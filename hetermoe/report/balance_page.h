@@ -24,7 +24,7 @@ struct LayerMaps {
   std::vector<DeviceMap> maps;  ///< the first is what the others are compared with
 };
 
-/// What one balancer lends for single exchanges.
+/// Experts that one balancer lends for single exchanges.
 struct LentRow {
   std::string balancer;
   Bytes weights = 0, gradients = 0;
@@ -55,8 +55,8 @@ struct BalancePage {
 std::string balance_page(const BalancePage& page);
 
 /// Standalone SVG of a map: a row for each device, a column for each expert, the darker the more copies (of
-/// `most`), outlined where the expert is a guest, and for each device a bar of its time up to `longest`, with
-/// a line where a perfect division is.
+/// `most`), outlined where the expert is a guest. Each device has a bar of its time up to `longest`, with a
+/// line at the time of a perfect division.
 std::string device_map_svg(const DeviceMap& map, double most, double longest);
 
 }  // namespace hetermoe

@@ -21,9 +21,9 @@ inline constexpr std::size_t kFewDevices = 16;
 inline constexpr std::size_t kMostSpans = 80000;
 
 /// Classes of the devices of timelines over the same devices in the same order (of a prediction, of a run).
-/// Two devices are alike when type and role are the same and in each timeline their spans are of the same ops
-/// (but for the group) in the same lanes, and start and end within 1 % of the step of one another. In the
-/// order of `shown`.
+/// Two devices are alike when type and role are the same, and in each timeline their spans are of the same
+/// ops (but for the group) in the same lanes. The spans must also start and end within 1 % of the step of one
+/// another. In the order of `shown`.
 std::vector<DeviceClass> device_classes(const std::vector<const Timeline*>& timelines);
 
 /// Those classes that are drawn so that at most about `most` spans and 48 rows are: of each type and role the
@@ -31,8 +31,8 @@ std::vector<DeviceClass> device_classes(const std::vector<const Timeline*>& time
 std::vector<DeviceClass> drawn_classes(const std::vector<const Timeline*>& timelines,
                                        std::vector<DeviceClass> classes, std::size_t most = kMostSpans);
 
-/// "A40#0, A40#2 to A40#5": names that differ in their last number alone are put together. Of more than
-/// `most` parts the rest is counted.
+/// "A40#0, A40#2 to A40#5": names that differ in their last number alone are put together. If there are more
+/// than `most` parts, the rest is counted.
 std::string name_ranges(const std::vector<std::string>& names, std::size_t most = 6);
 
 }  // namespace hetermoe

@@ -1,7 +1,7 @@
 #pragma once
 #include "hetermoe/report/html.h"
 
-// What the data of the page and its parts both ask of a strategy.
+// Questions on a strategy that both the data of the page and its parts ask.
 namespace hetermoe {
 
 bool has_timeline(const StrategyReport& strategy);

@@ -11,8 +11,8 @@ struct LossPoint {
   double loss = 0;  ///< not finite = a gap in the line
 };
 
-/// One run: its train loss is a solid line, its validation loss a dashed one with dots in another colour. Of
-/// many points the line is pale, with their means over a fiftieth of them as a solid line above.
+/// One run: its train loss is a solid line, its validation loss a dashed one with dots in another colour.
+/// With many points the line is pale, and a solid line above it shows means over a fiftieth of the points.
 struct LossSeries {
   std::string name;
   std::vector<LossPoint> train, validation;

@@ -45,9 +45,9 @@ const std::vector<Metric>& metrics();
 /// The line of metrics.jsonl.
 Json metrics_json(const StepRecord& record);
 
-/// What a rank tells of the metrics that are merged, in their order.
+/// A rank's values of the metrics that are merged, in their order.
 std::vector<double> values_to_merge(const StepRecord& record);
-/// Of all ranks: adds those of another one.
+/// Adds the values of another rank to those of all ranks.
 void merge_values(std::vector<double>& all, const std::vector<double>& other);
 void set_merged(StepRecord& record, const std::vector<double>& all);
 

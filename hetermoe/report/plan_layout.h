@@ -13,8 +13,8 @@ struct PlanLayout {
   std::vector<std::string> sentences;
   std::vector<std::string> devices;  ///< those that the plan uses, groups and roles together
   i64 num_layers = 0, num_experts = 0;
-  /// [devices][layers] share of the sequences of its group whose attention part is computed there, and
-  /// experts of which it is an owner, a part of one for each of several owners.
+  /// [devices][layers]. attention: share of the sequences of its group whose attention part the device
+  /// computes. experts: experts of which the device is an owner; with several owners each has a part of one.
   std::vector<std::vector<double>> attention, experts;
   std::vector<double> embed, head;   ///< [devices] share of the sequences
   const char* shared = "sequences";  ///< what attention parts are shared by: of teams tokens

@@ -8,9 +8,9 @@
 
 namespace hetermoe {
 
-/// What the output folder of a run says of it, under way or over: job.json, model.json, cluster.json,
-/// summary.json, and for each strategy its plan, prediction, metrics, timeline and experts. What is missing
-/// or cannot be read is left out. Text from files is not escaped yet.
+/// Contents of the output folder of a run, under way or over: job.json, model.json, cluster.json,
+/// summary.json, and for each strategy its plan, prediction, metrics, timeline and experts. Missing and
+/// unreadable files are left out. Text from files is not escaped yet.
 class RunFolder {
  public:
   explicit RunFolder(std::filesystem::path folder) : folder_(std::move(folder)) {}
@@ -20,7 +20,7 @@ class RunFolder {
   i64 version() const { return version_; }
 
  private:
-  /// What a file held when it was written last.
+  /// Contents of a file when it was written last.
   template <class T>
   struct Cached {
     std::filesystem::file_time_type written = {};

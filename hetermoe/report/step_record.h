@@ -21,7 +21,7 @@ struct Validation {
   std::vector<OfSource> sources;  ///< where there are several
 };
 
-/// What a run knows of a step. metrics.h says what of it is written where.
+/// Figures of a step. metrics.h says which of them are written where.
 struct StepRecord {
   i64 step = 0;  ///< 1 = the first
   double loss = 0, aux_loss = 0, grad_norm = 0, learning_rate = 0;
@@ -42,7 +42,7 @@ struct StepRecord {
   bool overflowed = false;                 ///< skipped for fp16 gradients, and the loss scale was lowered
   bool updated = true;                     ///< false: loss or gradients were not finite, the step was skipped
   std::vector<std::string> warnings;       ///< what the run noticed of its own health in this step
-  std::map<std::string, double> mfu;  ///< model FLOPs utilisation by type of device; empty = nobody knows
+  std::map<std::string, double> mfu;       ///< model FLOPs utilisation by type of device; empty = not known
   /// By name of device: the most bytes of tensors of the step, on a GPU of the run so far. Only where they
   /// are counted: on GPUs, and on CPUs in `train` under the virtual clock.
   std::map<std::string, Bytes> memory;

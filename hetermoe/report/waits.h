@@ -44,7 +44,7 @@ struct GroupUse {
 /// the network; while nothing did, the time is overhead.
 std::vector<GroupUse> group_use(const Timeline& timeline);
 
-/// What the critical path of a step consists of.
+/// A part of the critical path of a step.
 struct PathShare {
   std::string kind;  ///< of ops; "" = nothing ran
   std::string who;   ///< label of the group that computed; "" for transfers

@@ -5,7 +5,7 @@
 #include "hetermoe/base/json.h"
 #include "hetermoe/report/waits.h"
 
-// What waits.h finds out, as every command says it.
+// Results of waits.h in words, alike in every command.
 namespace hetermoe {
 
 /// "Longest wait: attention A40 devices are idle 35 % of the step until experts on expert V100 are done."

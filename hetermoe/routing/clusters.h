@@ -10,12 +10,12 @@ namespace hetermoe {
 /// [sequences][layers * experts] copies.
 using Activations = std::vector<std::vector<double>>;
 
-/// Of the sequences of a step. layer: position among the header's layers, -1 = all. prefix: of the first so
-/// many tokens of each sequence alone, 0 = all tokens, -1 = its prompt. Throws InputError where that needs
-/// choices and the trace has counts, or a sequence is shorter: `where` names the trace.
+/// Activations of the sequences of a step. layer: position among the header's layers, -1 = all. prefix: only
+/// the first so many tokens of each sequence count; 0 = all tokens, -1 = its prompt. Throws InputError where
+/// that needs choices and the trace has counts, or where a sequence is shorter. `where` names the trace.
 Activations activations(const TraceHeader& header, const TraceStep& step, i64 layer, i64 prefix,
                         const std::string& where);
-/// What a sequence has beyond the prefix.
+/// Activations of a sequence beyond the prefix.
 Activations without_prefix(const Activations& all, const Activations& prefix);
 
 struct Clusters {
@@ -34,7 +34,7 @@ Clusters labelled(const Activations& rows, const std::vector<i32>& labels, i64 n
 std::vector<i32> nearest(const Activations& rows, const std::vector<std::vector<double>>& centres);
 
 /// [clusters] the device groups that serve each cluster. As many clusters as groups: one each. Fewer: the
-/// next group goes to whoever has most copies per group. More: clusters are clustered again.
+/// next group goes to the cluster with most copies per group. More: clusters are clustered again.
 std::vector<std::vector<i32>> groups_of_clusters(const Activations& rows, const Clusters& clusters,
                                                  i64 num_groups);
 

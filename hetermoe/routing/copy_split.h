@@ -15,7 +15,7 @@ struct ExpertShare {
 };
 using OwnerTable = std::vector<std::vector<ExpertShare>>;  ///< [E], each in device order, shares sum to 1
 
-/// Who owns the experts of a layer. Destinations are positions in placement.owners(group, layer); with
+/// The owners of the experts of a layer. Destinations are positions in placement.owners(group, layer); with
 /// experts at their sources there is one.
 OwnerTable owner_table(const Placement& placement, i32 group, i32 layer);
 

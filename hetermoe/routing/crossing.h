@@ -6,7 +6,7 @@
 
 namespace hetermoe {
 
-/// What changes groups when sequences and experts each belong to one.
+/// Copies and rows that change groups when sequences and experts each belong to a group.
 struct Crossing {
   explicit Crossing(i64 num_groups);
   double copies = 0;         ///< whose expert is in another group than their sequence

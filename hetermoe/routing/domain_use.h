@@ -1,7 +1,7 @@
 #pragma once
 #include "hetermoe/routing/clusters.h"
 
-// What the sequences of a domain choose, as far as earlier steps tell.
+// The choices of the sequences of a domain, estimated from earlier steps.
 namespace hetermoe {
 
 /// Means of steps. Empty: nothing is known.
@@ -12,7 +12,7 @@ struct DomainUse {
   bool operator==(const DomainUse&) const = default;
 };
 
-/// Of one step. Sequences without a domain are left out.
+/// The use of one step. Sequences without a domain are left out.
 DomainUse domain_use(const TraceHeader& header, const TraceStep& step);
 
 /// Moves a mean by `weight` (0 to 1) of the way to a newer step; an empty one becomes it.

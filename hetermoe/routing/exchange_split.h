@@ -18,7 +18,7 @@ struct EnumNames<CopySplit> {
   static const std::vector<std::string>& names();
 };
 
-/// What holds for all exchanges of a layer. Devices are numbered as destinations: positions in
+/// Settings of all exchanges of a layer. Devices are numbered as destinations: positions in
 /// Placement::owners().
 struct SplitLayer {
   CopySplit kind = CopySplit::kShares;
@@ -40,16 +40,17 @@ std::vector<i64> owner_speeds(const Placement& placement, i32 group, i32 layer);
 /// Copies of one exchange: [sources][experts].
 using SourceCopies = std::vector<std::vector<i64>>;
 
-/// Who computes how many copies of each expert.
+/// The number of copies of each expert that each device computes.
 struct ExchangeSplit {
   /// [sources] shares that give whole copies, see copy_destinations(). All owners are in it, also those
   /// without copies.
   std::vector<OwnerTable> of_source;
   std::vector<Guest> guests;
 };
-/// What the devices of a layer run, in the fields `instances` and `guests` of a load; without guests nothing.
+/// Writes the experts that the devices of a layer run to the fields `instances` and `guests` of a load;
+/// nothing without guests.
 void add_guests(ExchangeLoad& load, const SplitLayer& layer, const std::vector<Guest>& guests);
-/// Of a chunk: how many copies of each owner go to its guests. of_source: as ExchangeSplit has it.
+/// Counts how many copies of each owner in a chunk go to its guests. of_source: as in ExchangeSplit.
 void count_guest_copies(ExchangeLoad& load, const SourceCopies& copies,
                         const std::vector<OwnerTable>& of_source);
 /// chunks: [chunks] copies of a layer and microbatch. Guests are chosen for all chunks together; copies are

@@ -7,7 +7,7 @@
 // How evenly the routers of a step spread its tokens, layer by layer, and whether one of them collapses.
 namespace hetermoe {
 
-/// Of the copies that the router of one layer chose in a step.
+/// Figures of the copies that the router of one layer chose in a step.
 struct LayerLoad {
   i64 layer = 0;
   double max_over_mean = 0;  ///< of the experts' copies
@@ -33,7 +33,7 @@ struct Collapse {
 class CollapseWatch {
  public:
   static constexpr i64 kSteps = 10;  ///< so many steps in a row
-  /// Of the way from all tokens alike to an even load, a quarter: below it a layer collapses.
+  /// Share of the way from all tokens alike to an even load. A layer below it collapses.
   static constexpr double kShare = 0.25;
   static constexpr double kFewestCopies =
       4;  ///< per expert in the mean: of fewer, chance leaves many without

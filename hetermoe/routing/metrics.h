@@ -26,14 +26,14 @@ std::optional<double> gini(CopyCounts counts);
 double noise_floor(i64 num_experts, i64 top_k, double tokens);
 /// A Gini coefficient below this many times the noise floor is noise.
 inline constexpr double kNoiseFactor = 1.2;
-/// What of a Gini coefficient is beyond the noise floor.
+/// The part of a Gini coefficient beyond the noise floor.
 double gini_excess(double gini, double floor);
 
 /// Copies of the experts that each of num_devices holds when they are dealt out in runs, in order; numbers of
 /// experts differ by at most one. num_devices: 1 to the number of experts.
 std::vector<double> rank_copies(CopyCounts counts, i64 num_devices);
 
-/// What the slowest device takes over what all would take if copies could be divided at will. loads, speeds:
+/// Time of the slowest device over the time of all if copies could be divided at will. loads, speeds:
 /// [devices], speeds above 0.
 std::optional<double> time_ratio(std::span<const double> loads, std::span<const double> speeds);
 
@@ -44,7 +44,7 @@ inline constexpr i64 kDriftExperts = 8;
 /// layer has no more experts than that, or a microbatch no copies.
 std::optional<double> drift(CopyCounts before, CopyCounts after);
 
-/// What kind of router this is by the Gini coefficient of real text.
+/// The kind of a router by the Gini coefficient of real text.
 enum class RoutingBand { kResilient, kBetween, kConcentrated };
 template <>
 struct EnumNames<RoutingBand> {

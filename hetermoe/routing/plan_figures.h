@@ -6,7 +6,7 @@
 #include "hetermoe/routing/metrics.h"
 #include "hetermoe/routing/trace_routing.h"
 
-// What the routing of a trace costs under a plan.
+// The cost of a trace's routing under a plan.
 namespace hetermoe {
 
 /// Seconds of expert work for a copy, all phases, near `copies` copies on a device: of the owners of a layer,

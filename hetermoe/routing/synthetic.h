@@ -6,7 +6,7 @@
 
 namespace hetermoe {
 
-/// What a made trace looks like. A token draws its experts by Gumbel noise on logits: the K largest of
+/// Properties of a made trace. A token draws its experts by Gumbel noise on logits: the K largest of
 /// popularity + drift + domain + noise.
 struct SyntheticOptions {
   i64 seq_len = 0, sequences = 0, microbatches = 1, steps = 1;

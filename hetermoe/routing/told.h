@@ -15,8 +15,7 @@ std::vector<i32> told_by_mean(const Activations& rows, const std::vector<i32>& l
 std::vector<i32> told_by_regression(const Activations& rows, const std::vector<i32>& labels, i64 num_labels,
                                     const Activations& asked);
 
-/// Of each label every fifth sequence is told by what the other four fifths teach. Share of those that are
-/// right.
+/// Every fifth sequence of each label is predicted from the other four fifths. Share of correct predictions.
 struct Told {
   std::vector<double> of_layer;  ///< [layers] by that layer alone
   double vote = 0;               ///< of the layers

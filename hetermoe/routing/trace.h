@@ -15,7 +15,7 @@ namespace hetermoe {
 
 inline constexpr std::uint16_t kNoExpert = 0xffff;  ///< a choice that was not made: padding, a dropped token
 inline constexpr std::uint32_t kNoDomain = 0xffffffff;
-/// What a trace can hold: ids are 16 bits wide, and all ones is no expert.
+/// Limit of the trace format: ids are 16 bits wide, and all ones is no expert.
 inline constexpr i64 kMostTraceExperts = 65535;
 
 enum class TraceWeights { kNone, kF32 };
@@ -24,7 +24,7 @@ struct EnumNames<TraceWeights> {
   static const std::vector<std::string>& names();
 };
 
-/// What holds for a whole trace.
+/// Properties of a whole trace.
 struct TraceHeader {
   std::vector<i64> layers;  ///< indices of the layers with experts that are recorded, ascending
   i64 num_experts = 0, top_k = 0;
@@ -99,7 +99,7 @@ class RoutingTrace {
   const TraceHeader& header() const;
   /// Whole ones, ascending: every layer has every sequence of theirs once.
   const std::vector<i64>& steps() const;
-  /// What is not whole, in words: a file that was cut, steps that are left out.
+  /// Missing parts, in words: a file that was cut, steps that are left out.
   const std::vector<std::string>& notes() const;
   i64 num_frames() const;  ///< whole frames, those of kind END included
   /// Throws InputError for a step that is not among steps(), and for ids, weights or sizes that cannot be.

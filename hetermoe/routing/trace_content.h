@@ -3,7 +3,7 @@
 
 #include "hetermoe/routing/frames.h"
 
-// What a reader of a routing trace keeps of its files.
+// The data of its files that a reader of a routing trace keeps.
 namespace hetermoe {
 
 /// A frame of a trace, without its payload.

@@ -44,8 +44,8 @@ class TraceRouting : public RoutingLoad {
 /// Throws InputError that names trace and model when they differ in layers with experts, in the number of
 /// experts or in top-k.
 void check_trace_model(const TraceHeader& header, const ModelConfig& model, const std::string& where);
-/// What to say where a trace that fits a model has another's name: a rollout engine may name it otherwise.
-/// Empty: it has the same name, or none.
+/// A note if a trace that fits a model has another model's name, because a rollout engine may use its own
+/// names. Empty: it has the same name, or none.
 std::string note_of_model(const TraceHeader& header, const ModelConfig& model);
 
 /// Number, within the step, of the first sequence of a microbatch.

@@ -8,7 +8,7 @@
 
 namespace hetermoe {
 
-/// What is kept of each step.
+/// The detail that is kept of each step.
 enum class TraceDetail { kChoices, kCounts };
 template <>
 struct EnumNames<TraceDetail> {
@@ -39,7 +39,7 @@ class RoutingWriter {
   void counts(i64 step, i64 layer, i64 first, i64 count, std::span<const std::uint32_t> counts);
   /// A whole step: one frame of sequences, and one for each layer.
   void step(const TraceStep& step, TraceDetail detail = TraceDetail::kChoices);
-  /// What was written so far survives a power cut.
+  /// Afterwards all that was written so far survives a power cut.
   void sync();
   /// Says that the trace ended in order, and closes the file.
   void finish();

@@ -17,11 +17,11 @@ class Scoreboard {
   class Entry;
   explicit Scoreboard(const Placement& placement);
 
-  /// What is known of a buffer. Stays where it is.
+  /// The record of a buffer. The reference stays valid.
   Entry& entry(const Access& access, DeviceId device);
-  /// Appends to `before` the ops that must end before `op`, on that lane, may touch the buffer, but for
-  /// those that another one implies because a later op of their lane is there; records the access. False when
-  /// it reads what nobody wrote. entry: that of the access.
+  /// Appends to `before` the ops that must end before `op`, on that lane, may touch the buffer, and records
+  /// the access. Leaves out ops that are implied by a later op of their lane in `before`. Returns false when
+  /// the op reads a buffer that no op wrote. entry: that of the access.
   bool visit(Entry& entry, const Access& access, OpId op, LaneId lane, std::vector<OpId>& before);
   /// From here on accesses are those of the next step, which has buffers of its own but for those that span
   /// steps.
@@ -74,7 +74,7 @@ class ScheduleBuilder {
   /// Some device of the group is listed; ops of other groups are left out.
   bool lists_group(i32 group) const;
 
-  /// A compute op on one device. What frozen units leave no work for is dropped, here and below.
+  /// A compute op on one device. Ops that have no work because of frozen units are dropped, here and below.
   void compute(const Op& op, DeviceId device);
   /// A compute op on every device of the shares of stage `layer`.
   void compute_on_shares(const Op& op, i32 layer);
@@ -86,7 +86,7 @@ class ScheduleBuilder {
   /// Says that group `group` adds no more to the gradients of this part. When all groups have said so, its
   /// reduces are appended.
   void state_done(UnitPart part, i32 layer);
-  /// Fetches and stores are appended by the order itself, and by nobody else.
+  /// The order itself appends fetches and stores; the builder then adds none.
   void list_visits() { lists_visits_ = true; }
   /// Reduces that are still due, the gradient norm and the updates; then hands the schedule over. Throws
   /// ConfigError with all faults found on the way.

@@ -15,7 +15,7 @@ struct Epoch {
   i32 num_ops;  ///< ops that touch it; when so many have ended, it is free
 };
 
-/// All epochs of a schedule and who touches them. What outlives the step has none.
+/// All epochs of a schedule and the ops that touch them. Buffers that outlive the step have none.
 struct Lifetimes {
   std::vector<Epoch> epochs;
   std::vector<i64> use_begin = {

@@ -14,7 +14,7 @@ struct Migration {
   Schedule schedule;
   std::vector<UnitMove> moves;  ///< in the order of units
 
-  /// Of one migrate op.
+  /// Moves of one migrate op.
   std::span<const UnitMove> moves_of(const Op& op) const;
 };
 

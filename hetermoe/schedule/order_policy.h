@@ -9,7 +9,7 @@ namespace hetermoe {
 /// Most microbatches of a layer that wait for backward on a device at once; layer num_layers is the head.
 using InFlight = std::function<i64(std::size_t layer, DeviceId)>;
 
-/// What everybody else needs to know of an order policy.
+/// Properties of an order policy that other code asks for.
 struct OrderPolicyTraits {
   OrderPolicy policy;
   void (*append)(ScheduleBuilder&);  ///< appends every op of all groups

@@ -14,14 +14,13 @@ namespace hetermoe {
 std::vector<Op> stores_once(const Placement& placement, i32 state);
 std::vector<Op> fetches_once(const Placement& placement, i32 state);
 
-/// Follows the weights that visit devices (State::transient) through the order of a step's compute ops, and
-/// says which fetches and stores it takes, of weights that are gathered which all_gathers and
-/// reduce_scatters. Every strategy gets offload from here: order policies know nothing of it. Visit j of a
-/// part on a device lies in slot j mod slots of that part; a later use of a layer that still lies in a slot
-/// makes no new visit. What a visit adds to gradients is stored when the visit ends, or when nobody adds to
-/// the state on that device any more: the host sums in the order in which devices are done. Gathered weights
-/// visit all their devices at once, when the first of them needs them, in the slot that has been of no use
-/// for longest.
+/// Follows the weights that visit devices (State::transient) through the order of a step's compute ops. It
+/// returns the fetches and stores that they need; for gathered weights the all_gathers and reduce_scatters.
+/// Every strategy gets offload from here: order policies contain nothing of it. Visit j of a part on a device
+/// lies in slot j mod slots of that part; a later use of a layer that still lies in a slot makes no new
+/// visit. The gradients of a visit are stored when the visit ends, or when no further op adds to the state on
+/// that device. The host sums in the order in which devices are done. Gathered weights visit all their
+/// devices at once, when the first of them needs them, in the slot that has been of no use for longest.
 class Residency {
  public:
   /// Keeps a reference.
@@ -29,11 +28,12 @@ class Residency {
 
   /// Weights of some state visit, or activations wait on hosts (SavedVisits).
   bool active() const { return active_ || saved_.active(); }
-  /// Of a compute op that is appended next: the copies that come before it. Sets its slots.
+  /// Appends to `out` the copies that come before the next compute op `op`. Sets its slots.
   void before(Op& op, DeviceId device, std::vector<Op>& out);
-  /// Of a compute op that was appended: the stores of gradients that it was the last to add to on the device.
+  /// For a compute op that was appended: the stores of gradients to which it was the last to add on the
+  /// device.
   void after(const Op& op, DeviceId device, std::vector<Op>& out);
-  /// Nobody adds to the gradients of a state that visits any more: the stores that are due.
+  /// The stores that are due when no further op adds to the gradients of a visiting state.
   void finish(i32 state, std::vector<Op>& out);
   /// finish() of all states.
   void finish_all(std::vector<Op>& out);

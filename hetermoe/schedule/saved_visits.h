@@ -20,7 +20,7 @@ class SavedVisits {
 
   /// Some layer saves on a host.
   bool active() const { return !slots_.empty(); }
-  /// Of a compute op that is appended next: the copies that come before it. Sets Op::saved.
+  /// Appends to `out` the copies that come before the next compute op `op`. Sets Op::saved.
   void before(Op& op, DeviceId device, std::vector<Op>& out);
 
  private:
@@ -34,7 +34,7 @@ class SavedVisits {
     bool leaves = false;  ///< for the device of backward, and is not stored yet
     i64 entered = -1, used = -1;
   };
-  /// Of one device.
+  /// Slots and pieces of one device.
   struct Device {
     std::array<std::vector<Slot>, 2> slots;  // of inputs, of rows
     std::set<Piece> stored;

@@ -20,8 +20,8 @@ struct Schedule {
   std::vector<i64> dep_begin = {0};   ///< [num_ops + 1] into `deps`
   std::vector<OpId> deps;             ///< dependencies that lane order does not already imply, ascending
   std::vector<State> states;
-  /// Of a step that overlaps the one before it: dependencies on ops of that step which neither its lanes nor
-  /// others imply, ascending. Empty where a step begins when the one before has ended.
+  /// Dependencies of an overlapping step on ops of the step before, ascending. Those that its lanes or other
+  /// dependencies imply are left out. Empty where a step begins when the one before has ended.
   std::vector<i64> carry_begin;  ///< [num_ops + 1] into `carry`
   std::vector<OpId> carry;
 
@@ -44,7 +44,7 @@ struct Schedule {
 };
 
 /// Builds the schedule of one step. The plan must be valid. Throws ConfigError when the order policy cannot
-/// serve the options (a load-balancing group that spans microbatches which the order keeps apart), and when
+/// serve the options: a load-balancing group spans microbatches that the order keeps apart. Also throws when
 /// staleness meets a trained state that does not visit.
 Schedule build_schedule(const Plan& plan, const ModelConfig& model, const StepOptions& options = {});
 

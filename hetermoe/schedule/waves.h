@@ -7,8 +7,7 @@
 
 namespace hetermoe {
 
-/// What happens to a microbatch between two visits of the experts: a compute op, then a round trip to the
-/// experts.
+/// The ops of a microbatch between two visits of the experts: a compute op, then a round trip to the experts.
 struct Wave {
   bool has_compute = false;
   Op compute;                  ///< without group and microbatch

@@ -19,8 +19,8 @@ struct FoldedStep {
   std::vector<Seconds> busy_seconds(const OpTimes& times) const;
 };
 
-/// Of the devices that are listed in the fold alone, each standing for those that do the same: shares that
-/// are means over devices are means over different devices here.
+/// Timeline of the devices that are listed in the fold alone; each stands for those that do the same. So
+/// means over devices are means over different devices here.
 Timeline listed_timeline(const FoldedStep& step, const OpTimes& times, const Cluster& cluster);
 
 /// Keeps a reference to the plan. cost: must tell devices apart by type, speed, dtype and work alone.

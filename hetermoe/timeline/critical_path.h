@@ -15,9 +15,9 @@ struct PathPiece {
   Seconds start = 0, end = 0;
 };
 
-/// Follows a timeline backwards: what ended last before an op could start, on whichever of its devices that
-/// was, and so on. What an op had to wait for are the op before it on each of its lanes and
-/// TimelineOp::after; in a timeline without those, whatever ended last on one of its devices. Of equals, ops
+/// Follows a timeline backwards: from an op to the op that ended last before it could start, on any of its
+/// devices, and so on. An op had to wait for the op before it on each of its lanes and for TimelineOp::after.
+/// In a timeline without those it waited for the op that ended last on one of its devices. Among equals, ops
 /// of compute lanes come first. A transfer starts when its last device has entered it. Times that differ by
 /// less than a millionth of the step count as equal, because the clocks of devices do. An object serves one
 /// thread.

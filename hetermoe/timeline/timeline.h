@@ -15,7 +15,7 @@ struct Span {
   Seconds start = 0, end = 0;  ///< since the start of the step
 };
 
-/// What a reader needs to draw a span without the schedule.
+/// Data with which a reader draws a span without the schedule.
 struct TimelineOp {
   std::string kind;   ///< "attention", "dispatch", ...
   std::string phase;  ///< "F", "B", "R" (recompute) or "" (reduce, norm, update)

@@ -21,7 +21,8 @@ struct Converted {
   std::vector<std::string> ignored;  ///< tensors of the source that were not taken along
 };
 
-/// What a parameter of the source is in the converted folder. A buffer keeps its precision, at least fp32.
+/// The dtype of a parameter of the source in the converted folder. A buffer keeps its precision, at least
+/// fp32.
 at::ScalarType converted_dtype(const HfWeights& weights, const ParamInfo& parameter,
                                std::optional<at::ScalarType> dtype);
 

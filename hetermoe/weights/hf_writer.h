@@ -25,7 +25,7 @@ inline constexpr i64 kMostShardBytes = 5'000'000'000;
 std::vector<ShardFile> write_shards(const std::filesystem::path& folder, const std::string& prefix,
                                     const std::vector<OutTensor>& tensors, i64 most_bytes = kMostShardBytes);
 
-/// What a folder holds beside the tensors.
+/// Contents of a folder beside the tensors.
 struct FolderContents {
   Json config;                        ///< config.json
   std::filesystem::path source = {};  ///< tokenizer and generation files are copied from there; empty = none
@@ -56,8 +56,8 @@ void begin_hf_folder(const std::filesystem::path& target);
 void finish_hf_folder(const std::filesystem::path& target, const std::vector<ShardFile>& shards,
                       const FolderContents& contents);
 
-/// All of the above: writes the tensors in their order, whose names `contents` need not list. What was
-/// written is removed again when that fails. Throws ConfigError or IoError.
+/// All of the above: writes the tensors in their order, whose names `contents` need not list. If that fails,
+/// the written files are removed again. Throws ConfigError or IoError.
 std::vector<ShardFile> write_hf_folder(const std::filesystem::path& target,
                                        const std::vector<OutTensor>& tensors, FolderContents contents,
                                        i64 most_bytes = kMostShardBytes);

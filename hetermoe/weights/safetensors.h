@@ -12,7 +12,7 @@
 // The safetensors format of Hugging Face: 8 bytes header length, a JSON header, raw tensors.
 namespace hetermoe {
 
-/// What a file says of a tensor.
+/// The entry of a tensor in a file's header.
 struct TensorHead {
   std::string name;
   at::ScalarType dtype = at::kFloat;
@@ -32,8 +32,8 @@ OutTensor kept_tensor(const std::string& name, const at::Tensor& tensor);
 /// "F32", "BF16", ... as the format calls it.
 const char* dtype_text(at::ScalarType dtype);
 
-/// Writes a file tensor by tensor, so that no more than one of them need be in memory. What was written is
-/// removed again unless the file was finished; a device, a pipe or a link to one stays.
+/// Writes a file tensor by tensor, so that no more than one of them need be in memory. An unfinished file is
+/// removed again; a device, a pipe or a link to one stays.
 class SafetensorsWriter {
  public:
   /// metadata: texts by name, which other readers ignore. Throws IoError.
@@ -66,7 +66,7 @@ void write_in_turn(const std::filesystem::path& path, const std::vector<OutTenso
 /// Makes what was written of a file, or the names in a folder, survive a power cut. Throws IoError.
 void sync_to_disk(const std::filesystem::path& path);
 
-/// What a reader asks of the checksums in a file. A file in which some tensors have one and some do not was
+/// The checksums that a reader requires of a file. A file in which some tensors have one and some do not was
 /// changed, and is refused in either case.
 enum class Checksums { kWhereThere, kOfAll };
 

@@ -53,7 +53,7 @@ struct TensorMap {
   bool complete() const { return missing.empty() && unexpected.empty() && wrong.empty(); }
 };
 
-/// What is known of the files beside the tensors.
+/// Facts of the files beside the tensors.
 struct FileFacts {
   i64 num_extra_layers = 0;                 ///< layers after the last that only predict more tokens
   std::vector<i64> fp8_block = {128, 128};  ///< rows and columns to which one factor of an FP8 tensor belongs
@@ -63,7 +63,7 @@ FileFacts file_facts(const Json& config);
 TensorMap map_tensors(const ModelConfig& model, const std::vector<TensorHead>& heads,
                       const FileFacts& facts = {});
 
-/// What is not as it should be, with the first ten names of each kind; empty = nothing.
+/// Faults, with the first ten names of each kind; empty = none.
 std::string faults_of(const TensorMap& map);
 
 /// Names of a layer's fused experts, as transformers has them in memory.

@@ -22,7 +22,7 @@ at::Tensor grown_tensor(const Growth& growth, const ParamInfo& parameter, const 
 at::Tensor grown_moment(const Growth& growth, const ParamInfo& parameter, const at::Tensor& source,
                         i64 power);
 
-/// What became of a folder.
+/// Sizes of a grown folder.
 struct Upcycled {
   i64 num_tensors = 0, bytes = 0, num_files = 0;
 };

@@ -10,7 +10,8 @@ struct Frame {
   std::vector<i64> before, after;
 };
 
-/// What the "post_processor" of a file puts around a single text. Throws ConfigError for what is not known.
+/// The tokens that the "post_processor" of a file puts around a single text. Throws ConfigError for unknown
+/// types and keys.
 Frame read_post_processor(const Part& part);
 
 }  // namespace hetermoe::hf

@@ -7,8 +7,8 @@
 
 namespace hetermoe::hf {
 
-/// What becomes of the matches of a pattern: a piece of its own, left out, a piece together with those beside
-/// it, the end of the piece before, the beginning of the piece after.
+/// The place of a pattern's matches: a piece of its own, left out, a piece together with those beside it, the
+/// end of the piece before, the beginning of the piece after.
 enum class SplitBehavior { kIsolated, kRemoved, kContiguous, kMergedWithPrevious, kMergedWithNext };
 
 /// Throws ConfigError for another name.

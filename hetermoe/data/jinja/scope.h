@@ -8,10 +8,10 @@
 #include "hetermoe/data/jinja/lexer.h"
 #include "hetermoe/data/jinja/value.h"
 
-// What a parsed template is made of: functions of the names in force.
+// The parts of a parsed template: functions of the names in scope.
 namespace hetermoe::jinja {
 
-/// What one rendering may take: templates come from anybody.
+/// Limits of one rendering, because templates come from unknown sources.
 struct Budget {
   i64 steps = 3'000'000;
   int calls = 0;

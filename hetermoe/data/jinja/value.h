@@ -14,8 +14,8 @@
 // Values of Jinja templates, which behave as those of Python.
 namespace hetermoe::jinja {
 
-/// What a template did that cannot be: the text begins with line and column. Also what raise_exception()
-/// says.
+/// An error in a template while it is rendered: the text begins with line and column. Also thrown by
+/// raise_exception().
 class RenderError : public Error {
   using Error::Error;
 };
@@ -98,7 +98,7 @@ std::string repr(const Value& value);
 /// "a string", "a list", ... for messages.
 std::string kind_of(const Value& value);
 
-/// What a loop passes over: items, keys, characters. Throws RenderError.
+/// The values that a loop visits: items, keys, characters. Throws RenderError.
 std::vector<Value> items_of(const Value& value);
 /// Items, keys or characters. Throws RenderError.
 i64 length_of(const Value& value);

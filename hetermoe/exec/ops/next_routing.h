@@ -1,9 +1,9 @@
 #pragma once
 #include "hetermoe/exec/ops/op_functions.h"
 
-// Where results of experts go to the devices of the next layer (CombineTo::kNext), these have to know which
-// rows come back for which of their tokens, and how many for everybody. Sources find both from their routing
-// and send it along with the residual stream.
+// With CombineTo::kNext results of experts go to the devices of the next layer. These devices have to know
+// which rows come back for which of their tokens, and how many rows each device gets. Sources find both from
+// their routing and send it along with the residual stream.
 namespace hetermoe {
 
 /// At a source: the owners of its tokens' choices and the counts of its segments, from its routing.

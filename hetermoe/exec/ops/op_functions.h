@@ -1,7 +1,7 @@
 #pragma once
 #include "hetermoe/exec/op_context.h"
 
-// What each op kind does on a device: exec_ops::NAME. A kind without one does not link.
+// The code of each op kind on a device: exec_ops::NAME. A kind without one does not link.
 namespace hetermoe {
 
 using Devices = std::span<const DeviceId>;  ///< participants of a transfer, ascending
@@ -10,20 +10,20 @@ using Devices = std::span<const DeviceId>;  ///< participants of a transfer, asc
 struct TransferOp {
   /// Fills one message per participant; the other side of unpack.
   void (*pack)(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out);
-  /// What the message of `peer` must hold here; `own` is this device's message to itself. Null = only the
-  /// peer knows: for copies inside a process, whose transport does not ask.
+  /// The shape that the message of `peer` must have; `own` is this device's message to itself. Null = only
+  /// the peer knows: for copies inside a process, whose transport needs no shape.
   MessageShape (*expected)(OpContext& d, const Op& op, DeviceId peer, const Message& own);
   /// Throws TransportError for content that would be used without a look, such as indices. The shape is
   /// right. Null = nothing to check.
   void (*check_content)(OpContext& d, const Op& op, DeviceId peer, const Message& message) = nullptr;
   void (*unpack)(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in);
-  /// What the same participants exchange after that. Null = nothing.
+  /// The exchange of the same participants after this one. Null = none.
   const TransferOp* next = nullptr;
-  /// What they exchange before this where sizes are told, with this as its next. Null = nothing.
+  /// Their exchange before this one if sizes are sent first; its `next` is this one. Null = none.
   const TransferOp* sizes = nullptr;
-  /// What they exchange in its place when it is of activations (is_saved_copy).
+  /// Their exchange in place of this one for activations (is_saved_copy).
   const TransferOp* of_saved = nullptr;
-  /// What they exchange in its place where two levels pay (TwoLevel). Null = this in any case.
+  /// Their exchange in place of this one if two levels pay (TwoLevel). Null = this one in any case.
   const TransferOp* in_two_levels = nullptr;
   /// Those among the participants with whom a device exchanges, itself included, ascending. They get a
   /// message each in pack and unpack. Null = all participants.
@@ -70,17 +70,17 @@ at::Tensor taken_choices(const OpContext& d, const LayerSlot& slot);
 /// Tokens of each document among tokens [begin, begin + count) of a microbatch, where documents are masked; a
 /// sequence ends one, too. Empty = they are not.
 std::vector<i64> document_lengths(const OpContext& d, i32 microbatch, i64 begin, i64 count);
-/// Of an op's tokens on this device. documents: as above.
+/// Sequences of an op's tokens on this device. documents: as above.
 Sequences sequences_of(const OpContext& d, const Op& op, const std::vector<i64>& documents);
 /// Leaves the gradient of the input of an op's layer where the layer before finds it.
 void give_input_gradient(OpContext& d, const Op& op, const at::Tensor& gradient_TD);
 /// Likewise of stage `stage`, num_layers the head.
 void set_input_gradient(OpContext& d, const Op& op, i32 stage, const at::Tensor& gradient_TD);
 
-/// What backward of an op's layer starts from where it is on another device: the input, and in a layer with
-/// experts the choice of the router.
+/// The tensors from which backward of an op's layer starts if it is on another device: the input, and in a
+/// layer with experts the choice of the router.
 std::vector<at::Tensor> backward_start(OpContext& d, const Op& op);
-/// Takes these tensors for it, on this device.
+/// Sets these tensors for backward on this device.
 void set_backward_start(OpContext& d, const Op& op, const std::vector<at::Tensor>& tensors);
 
 /// Throws TransportError unless the message holds what is expected.

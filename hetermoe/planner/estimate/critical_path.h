@@ -6,7 +6,7 @@
 
 namespace hetermoe {
 
-/// Of Cause::what: rows between devices; weights, gradients and activations that hosts keep.
+/// Values of Cause::what: rows between devices; weights, gradients and activations that hosts keep.
 inline constexpr const char *kTransfers = "transfers", *kHostCopies = "copies to and from hosts";
 
 /// Simulates a plan and follows the critical path back from the end of the step: what fills it, the largest

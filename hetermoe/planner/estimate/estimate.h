@@ -3,7 +3,7 @@
 
 namespace hetermoe {
 
-/// What a sketch is worth, in closed form. It ranks sketches; only the simulator judges.
+/// Step time and memory of a sketch, in closed form. It ranks sketches; only the simulator judges.
 struct Estimate {
   Seconds step = 0;
   std::optional<Shortage> shortage;  ///< of memory; without one the figure holds

@@ -6,15 +6,15 @@
 
 namespace hetermoe {
 
-/// What plan.offload says for it. adapts: adapters are trained, whose optimizer stays on the devices.
+/// The entries of plan.offload for `use`. adapts: adapters are trained, whose optimizer stays on the devices.
 std::vector<std::string> offload_entries(HostUse use, bool adapts = false);
 
-/// What plans without room may keep on hosts, the least first.
+/// The uses of hosts for plans without room, the least first.
 inline constexpr HostUse kHostUses[] = {HostUse::kOptimizer, HostUse::kOptimizerSaved, HostUse::kExperts,
                                         HostUse::kAll, HostUse::kAllSaved};
 
-/// Puts on hosts what `use` says. What backward starts from stays on devices where a layer keeps all of its
-/// activations.
+/// Puts the parts that `use` names on hosts. The tensors from which backward starts stay on devices where a
+/// layer keeps all of its activations.
 void keep_on_hosts(HostUse use, const ModelConfig& model, const Cluster& cluster, Plan& plan,
                    bool adapts = false);
 
@@ -26,7 +26,7 @@ bool has_hosts(const Cluster& cluster);
 bool is_beyond_all_memory(const PlanRequest& request);
 
 /// [num_nodes] bytes that each host keeps for a plan: weights, gradients, masters, moments, each once,
-/// however many of its devices use them; saved activations of the microbatches in flight. Of frozen units,
+/// however many of its devices use them; saved activations of the microbatches in flight. For frozen units,
 /// and where adapters are trained, weights alone.
 std::vector<Bytes> estimate_host_memory(const Plan& plan, const ModelConfig& model, const Cluster& cluster,
                                         const Trained& trained = {});
@@ -35,11 +35,11 @@ std::vector<Bytes> estimate_host_memory(const Plan& plan, const ModelConfig& mod
 std::string overfilled_host(const Plan& plan, const ModelConfig& model, const Cluster& cluster,
                             const Trained& trained = {});
 
-/// What a plan keeps on hosts, in words; empty = nothing.
+/// The parts that a plan keeps on hosts, in words; empty = none.
 std::string kept_on_hosts(const Plan& plan, bool adapts = false);
 
-/// What a plan that uses hosts keeps there and what that costs, in words. `why`: a sentence on what would be
-/// without.
+/// The parts that a plan keeps on hosts and their cost, in words. `why`: a sentence on the case without
+/// hosts.
 std::vector<std::string> explain_hosts(const PlanRequest& request, const Plan& plan, const std::string& why);
 
 }  // namespace hetermoe

@@ -7,7 +7,7 @@
 
 #include "hetermoe/planner/planner.h"
 
-// What devices take for the parts of a layer: the input of estimates and of rounding.
+// Times of devices for the parts of a layer: the input of estimates and of rounding.
 namespace hetermoe {
 
 inline constexpr Seconds kNever = std::numeric_limits<Seconds>::infinity();  ///< of a plan that there is not
@@ -32,7 +32,7 @@ struct DeviceClass {
   i64 size() const { return static_cast<i64>(devices.size()); }
 };
 
-/// What holders of a state tell each other, or sum, with so many of them on each node.
+/// Traffic when the holders of a state send it to each other, or sum it, with so many of them on each node.
 struct StateExchange {
   Bytes port = 0;      ///< through the port of a node, in each direction
   Seconds inside = 0;  ///< between the devices of the node
@@ -63,21 +63,21 @@ class Rates {
   LayerCost experts(std::size_t cls, double copies, double experts, Recompute recompute) const;
   Seconds head(std::size_t cls, double sequences) const;
   Seconds update(std::size_t cls, double parameters) const;
-  /// Of so many parameters in all, by the host of a node of such devices.
+  /// Seconds for the update of so many parameters in all, by the host of a node of such devices.
   Seconds host_update(std::size_t cls, double parameters) const;
   /// Probability that a token has an expert on a device with `owned` of them.
   double hit(double owned) const;
   const PlanRequest& request() const { return request_; }
   const ParamCounts& counts() const { return counts_; }
   const TrainedShares& trained() const { return trained_; }
-  /// Of a parameter of the part, on average, by the request's dtypes.
+  /// Bytes of a parameter of the part, on average, by the request's dtypes.
   Housed housed(UnitPart part) const { return trained_.mean_housed(state_bytes_of(request_), part); }
   StateBytes state_of(UnitPart part) const { return trained_.mean(state_bytes_of(request_), part); }
   /// Numbers of so many parameters of the part that are trained.
   double trained_of(UnitPart part, double parameters) const {
     return trained_.mean(part).trained * parameters;
   }
-  /// Of embedding, attention parts and head.
+  /// Trained parameters of embedding, attention parts and head.
   double trained_attention() const;
   double moe_layers() const { return moe_layers_; }
   double attention_parameters() const { return attention_parameters_; }  ///< embedding and head included
@@ -87,8 +87,8 @@ class Rates {
   /// Weights of layers' parts like this live on hosts.
   bool visits(UnitPart part) const;
   Bytes usable_memory(std::size_t cls) const;
-  /// Of the inputs or rows that `layers` layers save of so many microbatches in flight, the share that is on
-  /// a device at once: all, or where they wait on hosts those of one layer and what lies in slots.
+  /// The share of saved inputs or rows that is on a device at once, for `layers` layers and so many
+  /// microbatches in flight: all, or where they wait on hosts those of one layer and those in slots.
   double saved_share(Recompute recompute, double layers, double in_flight) const;
   /// Whether devices first..first + count - 1 of each class are on one node. [class]
   bool on_one_node(const std::vector<i64>& first, const std::vector<i64>& count) const;

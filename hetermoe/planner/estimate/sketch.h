@@ -8,7 +8,7 @@
 // promising ones are rounded to plans and simulated.
 namespace hetermoe {
 
-/// Of numbers by class.
+/// Sum of numbers by class.
 inline i64 sum_of(const std::vector<i64>& numbers) {
   return std::accumulate(numbers.begin(), numbers.end(), i64{0});
 }
@@ -25,8 +25,8 @@ struct SketchGroup {
 bool alike(const SketchGroup& a, const SketchGroup& b);
 
 /// How experts become whole numbers. kByPart: devices of a part own equally many in a layer where the numbers
-/// allow it, so that nobody in it waits for another; what that leaves over or short, other layers even out.
-/// kByDevice: every device owns what is best for it over all layers.
+/// allow it, so that none of them waits for another. Other layers even out the remainder. kByDevice: every
+/// device owns the number that is best for it over all layers.
 enum class Rounding { kByPart, kByDevice };
 
 struct Sketch {

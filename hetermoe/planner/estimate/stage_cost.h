@@ -6,8 +6,8 @@
 #include "hetermoe/planner/estimate/layer_split.h"
 #include "hetermoe/planner/estimate/rates.h"
 
-// What a stage of a pipeline takes and needs, in closed form: all its devices are of one class, share
-// attention equally and own equally many experts of each of its layers.
+// Time and memory of a stage of a pipeline, in closed form. All its devices are of one class, share attention
+// equally and own equally many experts of each of its layers.
 namespace hetermoe {
 
 struct StageDevices {
@@ -17,7 +17,7 @@ struct StageDevices {
   bool operator==(const StageDevices&) const = default;
 };
 
-/// What all stages of a pipeline have in common.
+/// Settings that all stages of a pipeline share.
 struct PipelineOrder {
   i64 groups = 1;                     ///< equal pipelines, each with devices of its own
   i64 microbatches = 1, largest = 1;  ///< of a pipeline, and sequences of the largest one
@@ -51,17 +51,17 @@ class StageCosts {
   RunChoice choice(const LayerRun& run) const;
   /// The fastest that has room, of some layers in one way and of the others in another.
   RunRecompute mixed(const LayerRun& run) const;
-  /// Of a window of microbatches, forward and backward, when nothing but the stage's own microbatches hides
-  /// its exchanges.
+  /// Time of a window of microbatches, forward and backward, when only the stage's own microbatches hide its
+  /// exchanges.
   Seconds time(const LayerRun& run, const RunRecompute& how) const;
-  /// Of the fullest device, as estimate_memory() says.
+  /// Memory of the fullest device, as estimate_memory() says.
   Bytes memory(const LayerRun& run, const RunRecompute& how) const;
   Bytes usable(i64 stage) const { return rates_.usable_memory(stages_[static_cast<std::size_t>(stage)].cls); }
   bool fits(const LayerRun& run, const RunRecompute& how) const {
     return memory(run, how) <= usable(run.stage);
   }
   Seconds slowest(const std::vector<i64>& layers) const;  ///< of stages of so many layers
-  /// Of a step, by stages of so many layers that recompute so.
+  /// Time of a step, with stages of so many layers and this recomputation.
   Seconds step(const std::vector<i64>& layers, const std::vector<RunRecompute>& how) const;
   /// Nodes hold whole stages, or stages take whole nodes: the closed form is near then, else too low.
   bool all_keep_to_nodes() const { return all_keep_to_nodes_; }

@@ -7,8 +7,8 @@ namespace hetermoe {
 
 /// Why a model has no room: what it needs at least, and what there is.
 struct Shortfall {
-  /// Of embedding, attention parts and head on each device with attention, the optimizer sharded over all
-  /// devices.
+  /// State of embedding, attention parts and head on each device with attention, with the optimizer sharded
+  /// over all devices.
   Bytes replicated = 0;
   Bytes sequence = 0;  ///< the same and all that one sequence needs there
   Bytes layer = 0;     ///< that one sequence needs in a single layer, or in the head, with what that holds

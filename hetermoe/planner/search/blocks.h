@@ -2,10 +2,11 @@
 #include "hetermoe/planner/search/group_choice.h"
 
 // Plans of several groups in a few numbers: blocks of equal groups, each block with a shape, sequences and
-// microbatches of its own. What no block takes stays idle.
+// microbatches of its own. Devices that no block takes stay idle.
 namespace hetermoe {
 
-/// Of groups, of devices in a group, of nodes: each is at most half as large again as the one before.
+/// Numbers of groups, of devices in a group, and of nodes. From 2 on each is at most 1.5 times the one
+/// before.
 inline constexpr i64 kRoundNumbers[] = {1,  2,  3,  4,  6,   8,   12,  16,  24,
                                         32, 48, 64, 96, 128, 192, 256, 384, 512};
 

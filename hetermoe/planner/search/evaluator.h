@@ -34,14 +34,14 @@ class Evaluator {
  public:
   explicit Evaluator(const PlanRequest& request);
 
-  /// What estimate_memory() finds far too large is not simulated. Returns -1 when the plan is rejected, the
-  /// earlier index when it was seen before. A plan that would be the best or the current one is judged first,
-  /// as far as the budget allows, and what is compared with it corrected by the same ratio; one that the
-  /// estimate finds a little too large is rejected unless it is judged.
+  /// Plans that are far too large by estimate_memory() are not simulated. Returns -1 when the plan is
+  /// rejected, the earlier index when it was seen before. A plan that would be the best or the current one is
+  /// judged first, as far as the budget allows. Plans that are compared with it are corrected by the same
+  /// ratio. A plan that is a little too large by the estimate is rejected unless it is judged.
   i64 evaluate(Plan plan, const Sketch* sketch = nullptr);
-  /// However long that takes.
+  /// evaluate() without a limit of the budget.
   i64 evaluate_at_any_cost(Plan plan);
-  /// Of a plan that says itself what is divided and what lies on hosts, layer by layer.
+  /// Evaluates a plan that has its own settings, layer by layer, of divided parts and parts on hosts.
   i64 evaluate_settled(Plan plan);
   /// Memory alone, of devices.
   bool has_room(const Plan& plan) const { return overfill(plan).empty(); }

@@ -11,7 +11,7 @@ namespace hetermoe {
 /// [class] devices of one group.
 using Shape = std::vector<i64>;
 
-/// What all groups of a plan have in common.
+/// Settings that all groups of a plan share.
 struct GroupOrder {
   i32 window = 0;
   Recompute recompute = Recompute::kLocal;
@@ -22,8 +22,8 @@ struct GroupOrder {
 
 GroupOrder order_of(const Sketch& sketch);
 
-/// Microbatch counts for so many sequences, ascending: divisors up to `limit` (0 = none), and where there is
-/// none between a number and its double, that. Of few sequences every number.
+/// Microbatch counts for so many sequences, ascending: divisors up to `limit` (0 = none). If there is none
+/// between a number and its double, the double is added. For few sequences every number is in it.
 std::vector<i64> microbatch_choices(i64 sequences, i64 limit);
 
 /// Keeps at most `limit` of sorted values, both ends included.
@@ -36,16 +36,17 @@ std::vector<i64> attention_cuts(const Shape& shape);
 /// A group of this shape whose first `cut` devices, in the order of advantage, compute attention.
 SketchGroup cut_group(const Shape& shape, i64 cut);
 
-/// Groups of this shape where all of one class, and nobody else, compute attention though another class comes
-/// before it in the order of advantage: what a class is best at matters less where it is much the fastest.
+/// Groups of this shape in which exactly the devices of one class compute attention, though another class
+/// comes before it in the order of advantage. The advantage of a class matters less if the class is much the
+/// fastest.
 std::vector<SketchGroup> later_class_groups(const Shape& shape);
 
 /// Sequences per second that devices of this shape cannot exceed: attention and experts in any mixture, each
 /// at its best rate, nothing else.
 double ideal_rate(const Rates& rates, const Shape& shape);
 
-/// Who computes attention in a group and in how many microbatches: the best by estimate, found by climbing
-/// from the borders of classes. Remembers what it was asked. For one thread.
+/// Chooses the devices with attention in a group and the number of microbatches: the best by estimate, found
+/// by climbing from the borders of classes. Remembers its results. For one thread.
 class GroupChoice {
  public:
   /// Keeps a reference.
@@ -58,7 +59,7 @@ class GroupChoice {
   /// Null when a group of this shape cannot hold the model in this order, as one of `groups` of a plan.
   const Chosen* best(const GroupOrder& order, const Shape& shape, i64 groups, i64 sequences);
 
-  /// Of all groups that had no room the one that lacks least, and what it needs over what there is.
+  /// Among all groups that had no room the one that lacks least, and its need over the memory there is.
   const std::optional<Shortage>& nearest_miss() const { return nearest_.shortage; }
   void miss(const Shortage& shortage, const Shape& shape);
   /// The same of groups with devices of some class besides `cls`.

@@ -3,7 +3,8 @@
 
 #include "hetermoe/planner/search/evaluator.h"
 
-// What backward needs of a layer is kept on the device, made again, or kept on the host and comes back.
+// The tensors of a layer that backward needs are kept on the device, computed again, or kept on the host and
+// fetched back.
 namespace hetermoe {
 
 /// How a layer's activations are kept, on the device.
@@ -15,8 +16,8 @@ struct KeptLayer {
 /// = no layer that is kept otherwise has room.
 std::optional<Plan> with_last_layers(const Evaluator& evaluator, const Plan& plan, const KeptLayer& kept);
 
-/// Of the fastest plans so far, which do the same in all layers, what memory they leave is used for layers
-/// that recompute less or keep their activations on the device. Pipelines choose by stage
+/// Varies the fastest plans so far, which treat all layers alike. The memory that they leave is used for
+/// layers that recompute less or keep their activations on the device. Pipelines choose by stage
 /// (planner/stage_cost).
 void evaluate_residences(Evaluator& evaluator);
 

@@ -11,15 +11,15 @@ namespace hetermoe {
 /// devices do what they did, so that they need what they needed, but for activations of more windows. None
 /// where a stage has fewer layers than chunks, or the plan is no pipeline or an interleaved one.
 std::optional<Plan> interleaved(const Plan& plan, const ModelConfig& model, i64 chunks);
-/// Of the best pipeline so far.
+/// Tries interleaved versions of the best pipelines so far.
 void evaluate_interleaved(Evaluator& evaluator, const ModelConfig& model);
 
 /// The pipeline with a layer more on stage `to`, one less on stage `from` beside it, in all groups. None
 /// where a group has no such stages, `from` has a single layer, or layers are in several runs.
 std::optional<Plan> with_layer_moved(const Plan& plan, const ModelConfig& model, std::size_t from,
                                      std::size_t to);
-/// Single layers of the best pipelines that differ in stages go over to the stage before or after, as long as
-/// that is faster: whoever cuts layers by load does not see where the step waits for its first and its last
+/// Moves single layers of the best pipelines that differ in stages to the stage before or after, as long as
+/// that is faster. A cut of layers by load does not show where the step waits for its first and its last
 /// microbatches.
 void evaluate_borders(Evaluator& evaluator, const ModelConfig& model);
 

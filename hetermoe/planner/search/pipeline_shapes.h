@@ -35,7 +35,7 @@ struct PipelineRanking {
 /// The pipelines of pipeline_cuts.h, with layers split so that the slowest stage is as fast as memory allows.
 /// Only those that may be nearly as fast as the fastest are split; none slower than `most` by bound.
 PipelineRanking rank_pipelines(const Rates& rates, Seconds most);
-/// Of nothing when no pipeline can be made at all.
+/// The pipeline that lacks least memory. Empty when no pipeline can be made at all.
 std::optional<PipelineMiss> nearest_pipeline(const Rates& rates);
 Plan make_pipeline(const Rates& rates, const PipelineShape& shape);
 

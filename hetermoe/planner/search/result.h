@@ -13,7 +13,7 @@ struct NamedPlans {
   std::map<std::string, std::string> unfit;  ///< strategy -> what rules it out
 };
 
-/// What a result shows of all evaluated plans, confirmed, the fastest first; then those that do not fit.
+/// The evaluated plans that a result shows, confirmed, the fastest first; then those that do not fit.
 std::vector<Candidate> reported_candidates(const PlanRequest& request, Evaluator& evaluator,
                                            const NamedPlans& named_plans);
 

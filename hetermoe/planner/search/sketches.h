@@ -24,9 +24,9 @@ struct SketchRanking {
   i64 most_groups = 0;  ///< more groups would have been tried but for this bound; 0 = it did not bind
 };
 
-/// All sketches worth a look: which classes take part and how many devices of each, how many groups of which
-/// shape, which devices compute attention, whether they hold experts too, how many microbatches and how many
-/// of them in flight, recomputation.
+/// All sketches worth a look. They vary in the devices of each class that take part, in number and shape of
+/// groups, and in the devices with attention, which may hold experts too. They also vary in microbatches, in
+/// all and in flight, and in recomputation.
 SketchRanking rank_sketches(const Rates& rates);
 
 }  // namespace hetermoe

@@ -8,7 +8,7 @@
 // Plans of the compared systems, as HeterMoE (arXiv 2504.03871) defines them, and how each is tuned.
 namespace hetermoe {
 
-/// What a comparison holds fixed for every system.
+/// Settings that a comparison holds fixed for every system.
 struct Setting {
   i64 seq_len = 0;
   i64 sequences = 0;  ///< of a step
@@ -16,9 +16,9 @@ struct Setting {
   std::optional<Wire> wire = {};         ///< how rows travel; none = in dtype
   std::optional<Dtype> grad_dtype = {};  ///< in which gradients are kept and reduced; none = fp32
   Bytes memory_reserve = 0;              ///< of each device, kept free of what usable_memory() allows
-  /// As the published systems do it: a row travels per expert copy, EP sends tokens again for recomputation,
-  /// zebra's queues are bound by name, and gradients are kept and reduced in the 16 bits of the weights, as
-  /// DeepSpeed does in fp16; pipelines and EP divide the optimizer's state over replicas. false: a token
+  /// true: as the published systems. A row travels per expert copy, EP sends tokens again for recomputation,
+  /// and zebra's queues are bound by name. Gradients are kept and reduced in the 16 bits of the weights, as
+  /// DeepSpeed does in fp16. Pipelines and EP divide the optimizer's state over replicas. false: a token
   /// travels once per device and never again, queues are bound by direction, and gradients are in grad_dtype.
   bool published = false;
   bool check_memory = true;
@@ -33,9 +33,9 @@ struct Tuned {
   std::string infeasible;          ///< why nothing fits; empty = plan and prediction hold
 };
 
-/// Of gradients, as the setting says; none = fp32.
+/// Dtype of gradients by the setting; none = fp32.
 std::optional<Dtype> grad_dtype_of(const Setting& setting);
-/// Sets dtypes and what travels as the setting says.
+/// Sets dtypes and traffic by the setting.
 void apply(const Setting& setting, Plan& plan);
 
 /// [device] what a plan needs: by the estimate or, where that overfills a device but not by far, the peaks of

@@ -43,7 +43,7 @@ class Best {
   bool had_room_ = false;
 };
 
-/// What the setting asks of a strategy.
+/// The request to a strategy by the setting.
 inline StrategyRequest request_of(const Setting& setting, i64 microbatches) {
   StrategyRequest request;
   request.seq_len = setting.seq_len;

@@ -61,9 +61,9 @@ std::vector<std::string> compared_strategies();
 inline constexpr i64 kMaxStepTokens = i64{1} << 20;
 inline constexpr i64 kSequencesToFill = 8;
 
-/// Sequences of a step when nobody says: the most that zebra, and so every strategy, can hold, within the
-/// limits above, in whole sequences per device of every strategy; the sequences per device have factors of 2,
-/// 3 and 5 alone. Where not even one per device fits, that one: each strategy says for itself.
+/// Sequences of a step when the request has none: the most that zebra, and so every strategy, can hold within
+/// the limits above. Each device of every strategy gets whole sequences, whose number has factors of 2, 3 and
+/// 5 alone. If not even one per device fits, it is that one, and each strategy reports the lack itself.
 i64 default_sequences(const ModelConfig& model, const Cluster& cluster, i64 seq_len,
                       const CompareOptions& options);
 

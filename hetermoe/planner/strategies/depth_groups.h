@@ -4,8 +4,8 @@
 #include "hetermoe/cost/cost_model.h"
 #include "hetermoe/planner/strategies/strategies.h"
 
-// Plans of AF-Pipe (arXiv 2605.11005): devices with attention and devices with experts are cut in depth. Of p
-// groups of a role the i-th has layers i, i + p, i + 2p ..., so that it holds a p-th of the parameters, and
+// Plans of AF-Pipe (arXiv 2605.11005): devices with attention and devices with experts are cut in depth. With
+// p groups of a role the i-th has layers i, i + p, i + 2p ..., so that it holds a p-th of the parameters, and
 // microbatches go round. A station is the set of devices that compute one part of the same layers.
 namespace hetermoe {
 

@@ -14,7 +14,7 @@ enum class Dispatch {
   kEarliestEnd,  ///< the device on which the turn ends first; of equal ones that after the turn before
 };
 
-/// What a device needs for a turn on its way from the host.
+/// Fetches from the host that a device needs for a turn.
 struct TurnFetches {
   std::vector<Seconds> seconds = {};        ///< [turn] until its weights are there; empty = 0
   std::vector<std::size_t> last_uses = {};  ///< [turn] the last one that fetches weights of it, maybe itself

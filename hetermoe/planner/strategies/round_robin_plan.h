@@ -17,8 +17,8 @@ void deal_turns(Plan& plan, const Rounds& rounds);
 Plan make_roundpipe(const ModelConfig& model, const Cluster& cluster, const StrategyRequest& request,
                     Plan base);
 
-/// What costs a round-robin plan much of its devices' time, in words: rounds that are shorter than there are
-/// devices, if rounds of as many microbatches leave less time idle. Empty = nothing.
+/// A warning, in words, if rounds have fewer microbatches than there are devices, and rounds of that many
+/// would leave less of the devices' time idle. Empty = none.
 std::string round_warning(const Plan& plan);
 
 }  // namespace hetermoe

@@ -39,7 +39,7 @@ struct TurnSplit {
 /// equal ones that with the shortest turns. Exact. Both lists have one length from 1 on.
 TurnSplit split_turns(const TurnTimes& times, i64 devices, i64 microbatches);
 
-/// What a step of round-robin turns is asked for.
+/// The request for a step of round-robin turns.
 struct RoundsRequest {
   i64 devices = 1, microbatches = 1;
   i64 round = 0;       ///< microbatches of a round; 0 = what takes least time
@@ -55,11 +55,11 @@ struct Rounds {
   TurnFetches fetches = {};
 };
 
-/// Cuts and rounds whose steps take least time, the fastest first: of each number of turns the cut with
-/// the shortest turns, without and with a limit of layers in a turn, and a few with turns as equal as can be,
-/// with rounds of each length that is worth a look. Each turn goes to the next device in turn, or to the
-/// device on which it ends earliest (of equal ones the next in turn), whichever makes the step shorter. A
-/// device takes its turns in order; a microbatch is `hop` later in the next one.
+/// Cuts and rounds whose steps take least time, the fastest first. For each number of turns there is the cut
+/// with the shortest turns, without and with a limit of layers in a turn. There are also a few cuts with the
+/// most equal turns. Rounds have each length that is worth a look. Each turn goes to the next device in turn,
+/// or to the device on which it ends earliest (of equal ones the next in turn), whichever makes the step
+/// shorter. A device takes its turns in order; a microbatch is `hop` later in the next one.
 std::vector<Rounds> ranked_rounds(const TurnTimes& times, const RoundsRequest& request);
 
 /// Share of the devices' time that a round-robin step of equal turns leaves idle. With rounds of fewer

@@ -8,8 +8,8 @@
 
 namespace hetermoe {
 
-/// Who computes the head of a plan with depth groups: the devices with experts of the last layer, or those
-/// with attention that a layer after it would have.
+/// The devices that compute the head of a plan with depth groups: those with experts of the last layer, or
+/// those with attention that a layer after it would have.
 enum class HeadOn { kExperts, kAttention };
 template <>
 struct EnumNames<HeadOn> {
@@ -63,7 +63,7 @@ struct CutOptions {
   }
 };
 
-/// What a strategy is asked for. Everything left at its default is chosen by the strategy.
+/// The request to a strategy. The strategy chooses every field that is left at its default.
 struct StrategyRequest : CutOptions {
   i64 seq_len = 0;                  ///< tokens per sequence
   i64 sequences = 0;                ///< of one step, all microbatches
@@ -116,19 +116,20 @@ const std::vector<Strategy>& strategies();
 std::vector<std::string> strategy_names();
 /// Back to their defaults what the strategy does not look at.
 void drop_unused(const Strategy& strategy, CutOptions& options);
-/// What keeps a strategy from all devices of a cluster, in words; empty = nothing.
+/// The reason why a strategy cannot use a cluster, in words; empty = it can.
 std::string misfit(const Strategy& strategy, const ModelConfig& model, const Cluster& cluster);
 /// Accepts '-' or '_'. Throws ConfigError with the known names.
 const Strategy& find_strategy(const std::string& name);
 
-/// Who computes attention and who owns experts when nobody says: the device type with the highest fp16 peak
-/// computes attention, all others own experts; devices of one type only are split in halves.
+/// The devices with attention and the owners of experts when the request names none. The device type with the
+/// highest fp16 peak computes attention, all others own experts. Devices of one type only are split in
+/// halves.
 struct Roles {
   std::vector<DeviceId> attention, experts;
 };
 Roles default_roles(const Cluster& cluster);
-/// Who does what where devices are used so. asked: a list that is empty is chosen; where devices do not have
-/// roles of their own, asked.experts is not looked at, and one device is the first with attention.
+/// Roles of devices for a use. asked: an empty list is chosen here. If devices have no roles of their own,
+/// asked.experts is ignored; a single device is the first with attention.
 Roles roles_of(DeviceUse use, const Cluster& cluster, const Roles& asked);
 
 /// Shares of a microbatch, one entry per device, zeros included.

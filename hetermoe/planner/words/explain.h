@@ -6,15 +6,15 @@
 
 namespace hetermoe {
 
-/// What a plan is called and, per device type, how it is used. Fills every field of a candidate that follows
-/// from the plan, its prediction and, where there is one, its memory, but the verdict. The plan may have
-/// fewer layers than the model.
+/// Names a plan and says how it uses each device type. Fills every field of a candidate, but the verdict,
+/// that follows from the plan, its prediction and, where there is one, its memory. The plan may have fewer
+/// layers than the model.
 void describe(const PlanRequest& request, const Plan& plan, Candidate& candidate);
 
 /// "V100 busy 94 %", or that no type is: then transfers and order limit the plan.
 std::string busiest_type(const Candidate& candidate);
 
-/// What a plan can be expected to reach, by the devices that it uses.
+/// The rate that a plan is expected to reach, by the devices that it uses.
 Expected expected_of(const PlanRequest& request, const Plan& plan);
 
 /// Verdicts of all candidates and the explanation, best first.

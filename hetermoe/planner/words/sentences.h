@@ -4,7 +4,7 @@
 
 #include "hetermoe/planner/planner.h"
 
-// What a result says in words. A sentence is printed exactly when its predicate holds; predicates are pure
+// The sentences of a result. A sentence is printed exactly when its predicate holds; predicates are pure
 // functions of a result.
 namespace hetermoe {
 

@@ -7,10 +7,10 @@
 
 namespace hetermoe {
 
-/// What gives room to a request that no plan fits, in words, each by itself: main memory, smaller states,
-/// adapters, shorter sequences, more devices and limits that are lifted are tried, by short searches. Where
-/// none of these alone is enough, smaller states and adapters with more memory or devices. Nothing of large
-/// clusters, where these take too long.
+/// Changes that give room to a request that no plan fits, in words. Short searches try each by itself: main
+/// memory, smaller states, adapters, shorter sequences, more devices, and lifted limits. If none of these
+/// alone is enough, they try smaller states and adapters with more memory or devices. Empty for large
+/// clusters, where the searches take too long.
 std::optional<std::vector<std::string>> ways_out(const PlanRequest& request);
 
 }  // namespace hetermoe

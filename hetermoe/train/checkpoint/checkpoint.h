@@ -19,7 +19,7 @@
 // name is complete.
 namespace hetermoe {
 
-/// What a checkpoint says of itself beside its tensors.
+/// The data of a checkpoint beside its tensors.
 struct CheckpointInfo {
   i64 step = 0;       ///< optimizer steps done
   i64 sequences = 0;  ///< training sequences used so far: the next one has this index
@@ -51,7 +51,7 @@ struct CheckpointShard {
 void collect_tensors(const std::vector<DeviceState*>& states, CheckpointShard& shard);
 /// Copies all tensors of a shard now, so that the training may go on.
 void keep_copies(CheckpointShard& shard);
-/// Of the files that will hold the tensors of a shard.
+/// Bytes of the files that will hold the tensors of a shard.
 Bytes bytes_of(const CheckpointShard& shard);
 
 /// How rank 0 waits for the parts of the others: without a limit, as long as they show that they are alive.
@@ -88,8 +88,8 @@ void load_checkpoint(const FoundCheckpoint& checkpoint, const ModelConfig& model
 /// that begins anew. Returns what the user should know of it, empty when there were none. Throws IoError.
 std::string set_others_aside(const std::filesystem::path& folder, const std::string& run);
 
-/// Puts in order what runs left that were ended while writing: a checkpoint that had no name for a moment
-/// gets it back, and what was neither finished nor wanted any more is removed. Where nobody else writes.
+/// Repairs a folder after a run was ended while it wrote: a checkpoint that had no name for a moment gets it
+/// back, and unfinished or outdated files are removed. Only for a folder to which no other process writes.
 void recover_checkpoints(const std::filesystem::path& folder);
 
 /// Writes checkpoints beside the training, one at a time.

@@ -21,7 +21,7 @@ class Archive {
   /// files: names in the folder are the keys.
   Archive(const std::filesystem::path& folder, const Json& files);
   bool has(const std::string& name) const;
-  /// Of a tensor that is there, whole or in pieces. Throws IoError.
+  /// Dtype of a tensor that is there, whole or in pieces. Throws IoError.
   at::ScalarType dtype(const std::string& name) const;
   /// A tensor of this shape, which lies in the files whole or in pieces. Throws IoError.
   at::Tensor read(const std::string& name, at::IntArrayRef sizes) const;

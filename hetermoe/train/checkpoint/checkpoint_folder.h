@@ -11,12 +11,12 @@ namespace hetermoe {
 /// "step-00000120"
 std::string checkpoint_name(i64 step);
 
-/// What has the name of a checkpoint in a folder, oldest first; empty when there is no folder.
+/// Paths in a folder with the name of a checkpoint, oldest first; empty when there is no folder.
 std::vector<std::filesystem::path> checkpoint_paths(const std::filesystem::path& folder);
 
-/// Gives a finished folder the name of its checkpoint. One of the same run and step gives way to it; whoever
-/// ends the program at any moment leaves one of the two under the name, or recover_checkpoints() finds it.
-/// What another run, or no run, has made is set aside. Throws std::filesystem::filesystem_error or IoError.
+/// Gives a finished folder the name of its checkpoint. One of the same run and step gives way to it. If the
+/// program is killed at any moment, one of the two has the name, or recover_checkpoints() finds it. A folder
+/// of another run, or of no run, is set aside. Throws std::filesystem::filesystem_error or IoError.
 void publish_checkpoint(const std::filesystem::path& unfinished, const std::filesystem::path& folder,
                         const CheckpointInfo& info);
 

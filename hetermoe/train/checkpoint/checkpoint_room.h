@@ -9,15 +9,16 @@
 // Whether a disk can hold what a run will write. Rank 0 looks, for all write into one folder.
 namespace hetermoe {
 
-/// Of the parts of all ranks; collective.
+/// Bytes of the parts of all ranks; collective.
 Bytes bytes_of_all(const CheckpointShard& mine, const Processes& processes);
 
 /// lack_of_room() for one checkpoint more; collective.
 std::string lack_of_room_for(Bytes checkpoint, const std::filesystem::path& folder,
                              const Processes& processes);
 
-/// What a run has on its disk at most during the steps that come, beside so many checkpoints that are there,
-/// each of so many bytes: those that are kept and the one that is being written. 0: it writes none.
+/// The most bytes of checkpoints that a run has on its disk during the next steps: those that it keeps and
+/// the one that it is writing. there: checkpoints that are there already, which count. checkpoint: bytes of
+/// each. 0: it writes none.
 Bytes most_checkpoint_bytes(const CheckpointOptions& options, i64 steps, i64 there, Bytes checkpoint);
 
 /// Throws ConfigError when the folder of checkpoints has no room for so many bytes of `what`. Checkpoints

@@ -24,7 +24,8 @@ class LossScale {
   bool adapts() const { return adapts_; }
   double value() const { return state_.value; }
   const State& state() const { return state_; }
-  /// Of a checkpoint. A fixed factor stays, and so does this one when the checkpoint's run needed none.
+  /// Takes the state of a checkpoint. A fixed factor stays, and so does this one when the checkpoint's run
+  /// needed none.
   void restore(const State& state) {
     if (adapts_ && state.value > 1) state_ = state;
   }

@@ -17,9 +17,10 @@ struct OutputLockOptions {
 };
 
 /// Keeps other runs out of a folder while it lives: the file FOLDER/.lock, or .FOLDER.lock beside it, is
-/// locked (flock) and says which process of which host owns it. What a run left that was killed is
-/// recognised: on this machine by the system, which takes the lock from the dead; from another, where its
-/// file system does not tell, by a file that grows no more. One process of a run holds it, rank 0.
+/// locked (flock) and says which process of which host owns it. The lock of a killed run is recognised. On
+/// this machine the system releases the lock of a dead process. If the owner is on another machine and the
+/// file system does not report its lock, a file that does not grow any more shows it. One process of a run
+/// holds it, rank 0.
 class OutputLock {
  public:
   /// Throws ConfigError that names the owner when another process has the folder, IoError when the folder
@@ -29,8 +30,7 @@ class OutputLock {
   OutputLock(const OutputLock&) = delete;
   OutputLock& operator=(const OutputLock&) = delete;
 
-  /// What the user should know: whose lock was taken over, or that this file system has no locks. Empty =
-  /// nothing.
+  /// A note for the user: whose lock was taken over, or that this file system has no locks. Empty = none.
   const std::string& note() const { return note_; }
   /// Where the files of a run lie whose folder was moved or removed since it was locked. Empty = it is there.
   /// Not for a lock beside the folder.

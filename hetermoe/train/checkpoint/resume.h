@@ -43,8 +43,7 @@ Resumed load_newest(const std::filesystem::path& folder, const ModelConfig& mode
 std::optional<double> learning_rate_of_checkpoint(const std::filesystem::path& output,
                                                   const Processes& processes);
 
-/// What of a resolved job bears on the training and is not as it was in another one: "train.seed is 2, it was
-/// 1".
+/// Keys of a resolved job that affect the training and differ from another job: "train.seed is 2, it was 1".
 std::vector<std::string> job_differences(const Json& before, const Json& now);
 
 /// A plan in a few words: "zebra on devices 0, 1, 2, 3 (4 microbatches)".

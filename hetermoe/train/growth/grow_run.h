@@ -18,7 +18,7 @@ CheckpointShard grow_checkpoint(const FoundCheckpoint& from, const Growth& growt
 /// (weights/merge.h), all else as above. Throws ConfigError when some are not alike, or IoError.
 CheckpointShard shrink_checkpoint(const FoundCheckpoint& from, const Growth& growth, double least_cosine);
 
-/// What was written of a grown run.
+/// Files and notes of a grown run.
 struct GrownRun {
   std::filesystem::path checkpoint, job;
   std::vector<std::string> notes;  ///< what of the job is not as it was

@@ -9,7 +9,7 @@
 #include "hetermoe/train/growth/model_trial.h"
 #include "hetermoe/train/job/job.h"
 
-// What data and weights say of experts before they grow, and of the model after it.
+// Scores of experts before growth, and losses of the model, from data and weights.
 namespace hetermoe {
 
 /// The model that grows, its weights, and the run that it comes from, if it does.
@@ -24,7 +24,7 @@ class GrowthData {
  public:
   /// The first batch begins with sequence `first`. Throws ConfigError when the data do not fit the model.
   GrowthData(Job job, const ModelConfig& model, i64 first, i64 batches);
-  /// Of a model that computes on the weights in a folder, which are those of `stored`.
+  /// Loss of a model that computes on the weights in a folder, which are those of `stored`.
   double loss(const ModelConfig& model, const std::filesystem::path& weights,
               const ModelConfig& stored) const;
   TensorsByName mean_gradients(const GrowthSource& source) const;

@@ -9,8 +9,8 @@
 
 namespace hetermoe {
 
-/// What batches of a job's data say of a model with given weights, by the job's plan in this process. Nothing
-/// is trained.
+/// Evaluates a model with given weights on batches of a job's data, by the job's plan in this process. Trains
+/// nothing.
 class ModelTrial {
  public:
   /// model: what computes; it may be another one than that of the weights where all tensors have the same

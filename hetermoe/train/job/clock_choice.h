@@ -11,8 +11,8 @@ namespace hetermoe {
 /// have; else real.
 ClockKind usual_clock(const Job& job);
 
-/// What times under the real clock are where a processor stands for GPUs: "measured on this CPU, not on A40,
-/// V100". Empty = they are the devices' own, or emulated.
+/// The label of times under the real clock if a processor stands for GPUs: "measured on this CPU, not on A40,
+/// V100". Empty = the times are those of the devices, or emulated.
 std::string foreign_times(const Job& job, const Cluster& cluster);
 
 /// One line for the start of a run; empty where its times are those of its own devices.

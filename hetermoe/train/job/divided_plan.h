@@ -10,8 +10,8 @@ bool divides_in_step(const Job& job);
 /// copies has them from the first step on, for even loads. Throws ConfigError where there is no room for
 /// these.
 Plan divided_in_step(const Job& job, Plan plan, const ModelConfig& model, const Cluster& cluster);
-/// Without tally somebody must know the counts by which copies are divided; guests need room. Throws
-/// ConfigError.
+/// Throws ConfigError when copies are divided without a tally and the choices are not known beforehand, and
+/// when guests lack room or meet adapters.
 void check_divided(const Job& job, const Plan& plan, const ModelConfig& model, const Cluster& cluster);
 
 /// No device of a team has a whole sequence. Throws ConfigError for what looks at one.

@@ -9,7 +9,7 @@
 #include "hetermoe/sim/memory.h"
 #include "hetermoe/train/job/job.h"
 
-// What a run on GPUs decides before its first step: which GPUs, which dtypes, whether the plan fits.
+// Decisions of a run on GPUs before its first step: which GPUs, which dtypes, whether the plan fits.
 namespace hetermoe {
 
 /// Where the tensors of each device of the cluster are: empty = on the CPU. Tells libtorch what the job asks
@@ -20,11 +20,11 @@ namespace hetermoe {
 std::vector<c10::Device> places_of(const Job& job, const Cluster& cluster, const Processes& processes,
                                    bool uses_fp64);
 
-/// What is wrong with these GPUs, each of which some device of a process uses; empty = nothing.
+/// The fault of these GPUs, each of which some device of a process uses; empty = none.
 std::string gpu_fault(const std::vector<GpuFacts>& gpus, const std::vector<int>& architectures);
 
-/// What a GPU of this compute capability (80 for 8.0) computes in unless it is asked otherwise: bf16, fp16
-/// below 8.0, fp32 where it is not known (0).
+/// The default dtype of a GPU of this compute capability (80 for 8.0): bf16, fp16 below 8.0, fp32 where it is
+/// not known (0).
 Dtype dtype_of_gpu(int capability);
 
 /// Dtypes of a plan's roles, and how its rows travel.
@@ -48,8 +48,8 @@ RoleDtypes gpu_dtypes(const PlanOptions& asked, const std::vector<std::string>& 
 std::string set_gpu_defaults(Job& job, const std::vector<std::string>& strategies,
                              const Processes& processes);
 
-/// What a plan's devices need on a GPU that they share, in words, where it is more than the GPU has: empty =
-/// all fit. peaks: [num_devices]; where: as places_of(); room: of each GPU by its index, 0 = not known.
+/// A message if a plan's devices need more memory than the GPU that they share has: empty = all fit. peaks:
+/// [num_devices]; where: as places_of(); room: of each GPU by its index, 0 = not known.
 std::string gpu_memory_fault(const std::vector<MemoryPeak>& peaks, const std::vector<DeviceId>& local,
                              const std::vector<c10::Device>& where, const std::vector<Bytes>& room);
 

@@ -20,7 +20,7 @@
 // A job: one complete YAML file. Every key has a same-named flag that overrides it (--train.steps 20).
 namespace hetermoe {
 
-/// What a run does when loss or gradients are NaN or infinite.
+/// The reaction of a run when loss or gradients are NaN or infinite.
 enum class OnNonfinite { kStop, kSkip };
 template <>
 struct EnumNames<OnNonfinite> {
@@ -257,7 +257,7 @@ struct RunOptions {
   }
 };
 
-/// What becomes of tokens whose choice a replayed trace lacks.
+/// The treatment of tokens whose choice a replayed trace lacks.
 enum class ReplayGaps { kRefuse, kChoose };
 template <>
 struct EnumNames<ReplayGaps> {
@@ -346,7 +346,7 @@ struct BalancerOptions {
   }
 };
 
-/// Values that nobody wrote and that follow from others of the job; not keys of a job themselves.
+/// Values that the job does not have and that follow from other values of it; not keys of a job themselves.
 struct UsualChoices {
   bool strategy = false, learning_rate = false;
 };
@@ -400,10 +400,11 @@ Job parse_job(const std::string& yaml, const std::string& path,
 /// As load_job, from nothing but overrides.
 Job job_from_overrides(const std::vector<std::pair<std::string, std::string>>& overrides);
 
-/// The job as one of several compared strategies runs it. What only others of them have a use for is dropped:
-/// plan.experts, experts_moved, and weights of other devices. So that all are compared on the same devices,
-/// those of the roles of plan.attention and plan.experts together take the place of plan.attention where all
-/// devices are used alike, and the first with attention where one is used. Throws ConfigError.
+/// The job as one of several compared strategies runs it. Keys that only the other strategies use are
+/// dropped: plan.experts, experts_moved, and weights of other devices. All strategies are compared on the
+/// same devices. So a strategy that uses all devices alike gets the devices of plan.attention and
+/// plan.experts together as plan.attention. A strategy that uses one device gets the first with attention.
+/// Throws ConfigError.
 Job job_of_strategy(const Job& job, const std::string& strategy, const std::vector<std::string>& compared,
                     const Cluster& cluster);
 
@@ -415,7 +416,7 @@ std::vector<std::string> plan_faults(const Job& job, const Plan& plan, const Mod
 /// throws ConfigError with all faults.
 Plan make_job_plan(const Job& job, const ModelConfig& model, const Cluster& cluster);
 
-/// What the job adds to a training step or leaves out. Throws ConfigError when train.freeze or
+/// The parts that the job adds to a training step or leaves out. Throws ConfigError when train.freeze or
 /// train.lora does not fit.
 StepOptions step_options(const Job& job, const ModelConfig& model);
 

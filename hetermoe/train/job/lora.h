@@ -11,8 +11,8 @@ namespace hetermoe {
 /// Throws ConfigError where what is given is not that of the adapters.
 void settle_adapters(TrainOptions& train, const std::function<bool(const std::string&)>& given);
 
-/// What train.lora asks for; null = nothing. Throws ConfigError when a pattern matches no matrix that can
-/// have an adapter, or some experts of a layer and not the others, and when train.freeze is given as well.
+/// The adapters of train.lora; null = none. Throws ConfigError when a pattern matches no matrix that can have
+/// an adapter, or only some experts of a layer. Also throws when train.freeze is given as well.
 std::shared_ptr<const Lora> lora_of(const TrainOptions& train, const ModelConfig& model);
 
 /// Throws ConfigError where the plan divides weights, or has optimizer states on hosts without their weights.

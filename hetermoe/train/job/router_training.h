@@ -14,7 +14,7 @@ void check_router_training(const Job& job, const ModelConfig& model);
 /// empty.
 std::string balance_note(const Job& job, const ModelConfig& model);
 
-/// Of a step whose first sequence has this index in the data.
+/// Settings of a step whose first sequence has this index in the data.
 RouterTraining router_training(const TrainOptions& train, i64 step, i64 first_sequence);
 
 /// train.forced_balance, for StepInput::choices: copy after copy goes to the next expert, from the first

@@ -4,13 +4,13 @@
 
 #include "hetermoe/train/job/job.h"
 
-// Values that nobody wrote in a job and that follow from others of it; what a run says of its job.
+// Values that a job does not have and that follow from other values of it; notes of a run on its job.
 namespace hetermoe {
 
 /// Fills them in and sets `job.usual`. file, flags: what is written, as a job.
 void settle_usual(const Json& file, const Json& flags, Job& job);
 
-/// What a run should say of them: a sentence each.
+/// Notes of a run on these values: a sentence each.
 std::vector<std::string> usual_notes(const Job& job, const ModelConfig& model);
 
 /// That a plan was made for other types of devices than the cluster has, in words; empty = it was not, or

@@ -8,7 +8,7 @@
 #include "hetermoe/base/types.h"
 #include "hetermoe/plan/plan.h"
 
-// What a run watches of itself: devices that are slower than their like, losses that jump.
+// Watches of a run: devices that are slower than others of their kind, losses that jump.
 namespace hetermoe {
 
 /// Devices of one kind do the same work: type and role.
@@ -31,7 +31,8 @@ class StragglerWatch {
   /// share: 0.1 = more than 10 % slower; 0 = the watch is off.
   StragglerWatch(std::vector<std::string> kinds, double share) : kinds_(std::move(kinds)), share_(share) {}
 
-  /// Slowness of all devices in one step. Returns who is found by this step; nobody is found twice.
+  /// Slowness of all devices in one step. Returns the stragglers that this step shows; no device is returned
+  /// twice.
   std::vector<Straggler> add(const std::vector<double>& slowness);
 
  private:

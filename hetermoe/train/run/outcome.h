@@ -8,7 +8,7 @@
 #include "hetermoe/sim/simulated_step.h"
 #include "hetermoe/timeline/timeline.h"
 
-// What a run tells: of each step, of changes of plan, and at its end; and who hears of it.
+// Reports of a run: of each step, of changes of plan, and at its end; and the hooks that receive them.
 namespace hetermoe {
 
 /// How well a paced run kept the pace of the emulated cluster.
@@ -50,7 +50,7 @@ struct TrainOutcome {
   std::vector<Validation> validations() const;  ///< of all records
 };
 
-/// What a step did on all devices, and what experts have computed up to it.
+/// Timeline of a step on all devices, and the copies of experts up to it.
 struct StepPicture {
   i64 first_step = 0, last_step = 0;  ///< of expert_copies
   Timeline executed;                  ///< of the last step
@@ -64,10 +64,10 @@ struct PredictedStep {
   std::vector<MemoryPeak> memory;  ///< [place] in the dtypes that the run computes in
 };
 
-/// Who hears of a run while it goes on. Each may be empty.
+/// Functions that a run calls while it goes on. Each may be empty.
 struct RunHooks {
   std::function<void(const StepRecord&)> on_step{};
-  /// What the user should know, at once: what of checkpoints and of a changed job before the first step.
+  /// Notes for the user, at once; before the first step those on checkpoints and on a changed job.
   std::function<void(const std::string&)> on_note{};
   /// Before the first step, with the number of steps that an earlier run had done.
   std::function<void(i64)> on_begin{};

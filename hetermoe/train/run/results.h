@@ -12,7 +12,7 @@
 #include "hetermoe/train/job/job.h"
 #include "hetermoe/train/run/outcome.h"
 
-// What a run leaves behind: resolved configuration, plan, schedule, metrics, timelines, loss curve, report.
+// Output files of a run: resolved configuration, plan, schedule, metrics, timelines, loss curve, report.
 namespace hetermoe {
 
 /// One strategy's training and prediction, as `train` shows one of and `compare` several.
@@ -26,14 +26,14 @@ struct StrategyRun {
 /// One line of text for a step: step, loss, auxiliary loss, gradient norm, learning rate, tokens/s, expert
 /// max/mean, waiting share per role. emulated: times are those of an emulated clock, and labelled so.
 std::string log_line(const StepRecord& record, i64 total_steps, bool emulated);
-/// What the words of log_line() of the record mean, in one line.
+/// The meaning of the words of the record's log_line(), in one line.
 std::string log_line_key(const StepRecord& record, bool emulated);
 
-/// What runs leave in a job's output folder while they go on. With its first step a run writes job.json,
-/// model.json, cluster.json, summary.json, plan.json and predicted.json; with each step metrics.jsonl and its
-/// numbers for TensorBoard below tensorboard/; now and then timeline.json and experts.json of the step that
-/// ended last. Of several strategies each has files of its own: metrics-STRATEGY.jsonl,
-/// tensorboard/STRATEGY/.
+/// Files that runs write to a job's output folder while they go on. With its first step a run writes
+/// job.json, model.json, cluster.json, summary.json, plan.json and predicted.json; with each step
+/// metrics.jsonl and its numbers for TensorBoard below tensorboard/; now and then timeline.json and
+/// experts.json of the step that ended last. With several strategies each has files of its own:
+/// metrics-STRATEGY.jsonl, tensorboard/STRATEGY/.
 class RunFiles {
  public:
   /// Keeps references to all. runs: those that there will be, with what is known of them so far.
@@ -60,9 +60,9 @@ class RunFiles {
   std::chrono::steady_clock::time_point next_picture_{};
 };
 
-/// What experts grew from, in the output folder.
+/// The file in the output folder with the experts before growth.
 std::filesystem::path growth_file(const Job& job);
-/// Removes what another run of the output folder has left of it.
+/// Removes that file of another run of the output folder.
 void forget_growth(const Job& job);
 
 /// Columns: strategy, predicted, replayed and executed step, busy share per role, final losses.

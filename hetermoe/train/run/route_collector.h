@@ -7,14 +7,14 @@
 
 namespace hetermoe {
 
-/// What the routers of a layer chose for sequences that follow each other.
+/// Choices of the routers of a layer for sequences that follow each other.
 struct TakenRoutes {
   i64 layer, first, count;
   at::Tensor ids;      ///< int16 [count * seq_len, K], on the device that computed them
-  at::Tensor weights;  ///< fp32, the same shape; undefined where nobody asked for them
+  at::Tensor weights;  ///< fp32, the same shape; undefined if no reader needs them
 };
 
-/// Who reads the choices of steps that have ended.
+/// A reader of the choices of steps that have ended.
 class RouteReader {
  public:
   virtual ~RouteReader() = default;
@@ -29,10 +29,11 @@ class RouteCollector : public RouteSink {
  public:
   /// Throws ConfigError for a model with more experts than 16 bits hold.
   RouteCollector(const Job& job, const ModelConfig& model);
-  /// Of the step that comes: [places] which of its sequences is at each; empty = they are where they came.
+  /// Sets the order of the next step: [places] which of its sequences is at each; empty = the original order.
   void set_order(std::vector<i64> order) { order_ = std::move(order); }
   void take(i32 layer, i64 first, const at::Tensor& topk_TK, const at::Tensor& weights_TK) override;
-  /// Of the step that has ended, by layer and sequence, numbered as they came. The next step begins anew.
+  /// Routes of the step that has ended, by layer and sequence, numbered in the original order. The next step
+  /// begins anew.
   std::vector<TakenRoutes> finish();
 
  private:

@@ -14,7 +14,7 @@ namespace hetermoe {
 /// sequence number i. checksum: of the data, which takes a pass over all of it.
 std::string name_of_text(u64 checksum, const Dataset& data, const TrainOptions& train);
 
-/// What is read while routing is recorded.
+/// The text that is read while routing is recorded.
 struct RecordedText {
   std::string condition = "text";
   std::string name = {};                                  ///< see name_of_text()
@@ -30,13 +30,13 @@ class RouteRecorder {
   RouteRecorder(const Job& job, const ModelConfig& model, const Processes& processes, i64 first_step,
                 RecordedText text);
 
-  /// Of a trace that goes on and has less than it should; empty = nothing is missing.
+  /// A note on a continued trace that lacks steps; empty = nothing is missing.
   const std::string& note() const { return note_; }
   bool records(i64 step) const { return step % options_.every == 0; }
   /// After a step that was recorded. first_sequence: number of its first sequence in the run; taken: as
   /// RouteCollector::finish() has it.
   void write(i64 step, i64 first_sequence, const Plan& plan, const std::vector<TakenRoutes>& taken);
-  /// What was written so far survives a power cut.
+  /// Afterwards all that was written so far survives a power cut.
   void sync() { writer_->sync(); }
   void finish() { writer_->finish(); }
 

@@ -15,7 +15,7 @@ class RouteReplay {
   /// Opens routing.replay. text: see name_of_text(), empty = any. Throws IoError, and InputError when the
   /// trace is damaged, of another model or another text, or has a sequence twice.
   RouteReplay(const Job& job, const ModelConfig& model, const std::string& text = {});
-  /// What of the trace is not whole, in words, and that it has another model's name.
+  /// Missing parts of the trace, in words, and a note if it has another model's name.
   std::vector<std::string> notes(const ModelConfig& model) const;
 
   /// For StepInput::choices, of `count` sequences from number `first` of the run. Throws InputError that

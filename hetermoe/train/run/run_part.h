@@ -27,7 +27,7 @@ class RunPart {
   RunPart(const RunPart&) = delete;
   RunPart& operator=(const RunPart&) = delete;
 
-  /// Of Trainer::run() alone: weights are there and the first step is about to begin. Collective.
+  /// Called by Trainer::run() alone, when weights are there and the first step is about to begin. Collective.
   virtual void begin_run() {}
   /// Between two steps, before step `step` (0 = the first): here the plan may change. Collective.
   virtual void before_step(i64 /*step*/) {}

@@ -22,13 +22,13 @@ namespace hetermoe {
 using LayerCopies = std::vector<std::vector<double>>;
 LayerCopies copies_of(const at::Tensor& counts_LE);
 
-/// What the routers of the step that comes will choose.
+/// The choices of the routers in the next step.
 struct ForeseenStep {
   LayerCopies copies;
   TraceRouting routing;
 };
 
-/// What the loop and the parts of a run share: from what it was made, the session, and how far it has come.
+/// Data that the loop and the parts of a run share: its inputs, the session, and its progress.
 struct RunState {
   /// Makes the session, whose weights come by start_weights() or from a checkpoint. Collective. Throws as
   /// make_session() does. Keeps references to job, data and processes.
@@ -41,8 +41,8 @@ struct RunState {
   SessionParts parts_with(const PricedPlan& its_priced);
   /// The user should know; TrainOutcome::notes keeps it.
   void tell(const std::string& text);
-  /// Of sequences first, first + 1, ... of the sampler: as many as a step has, so that the plan's shares
-  /// serve.
+  /// Input of sequences first, first + 1, ... of the sampler: as many as a step has, so that the plan's
+  /// shares fit.
   StepInput input_of(const Sampler& sampler, i64 step, i64 first) const;
   /// The first sequence of the newest step that has begun.
   i64 first_sequence() const { return next_sequence - job.train.sequences; }

@@ -45,7 +45,7 @@ class StepBalancer {
   bool goes_by_domains() const { return by_domain_; }
   /// [sequences] domains of those of the step that comes, before its owners and its order are asked for.
   void expect(std::vector<i32> domains) { domains_ = std::move(domains); }
-  /// What the domains chose in a step that has ended.
+  /// Adds the choices of the domains in a step that has ended.
   void add_use(const DomainUse& newest);
   /// [places of the step] which sequence of the step that comes is at each, under the plan in force; empty =
   /// as they come.
@@ -55,7 +55,7 @@ class StepBalancer {
 
   /// For checkpoints.
   const BalancerHistory& history() const { return history_; }
-  /// What does not fit is left out: another job wrote it.
+  /// Restores the history. Parts that do not fit are left out, because another job wrote them.
   void restore(BalancerHistory history);
   /// A plan that a run of this job may have come to: as the first but for owners.
   bool may_go_on_with(const Plan& plan) const;

@@ -8,7 +8,7 @@ namespace hetermoe {
 /// step, learning_rate, tokens_hash and wall_s.
 void add_figures(RunState& run, StepRecord& record);
 
-/// What this rank tells the others of the step.
+/// The report of this rank on the step to the others.
 StepReport report_of(const RunState& run, const StepRecord& record);
 
 /// Completes the record by what all ranks together know.

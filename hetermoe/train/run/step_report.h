@@ -7,7 +7,7 @@
 
 namespace hetermoe {
 
-/// What a rank knows of a step that it has done and the others do not.
+/// Figures of a finished step that only this rank has.
 struct StepReport {
   i32 stop = 0;         ///< this rank was asked to end the run: 0 = no, else by this signal, 1 = without one
   bool updated = true;  ///< false: loss or gradients were not finite, the step was skipped

@@ -10,7 +10,7 @@ namespace hetermoe {
 extern std::atomic<bool> stop_requested;
 /// Makes kStopSignals set stop_requested; a second SIGINT ends the process at once.
 void stop_on_interrupt();
-/// The signal that set stop_requested, 1 when none did; 0 = nobody asked to stop.
+/// The signal that set stop_requested, 1 when it was set without one; 0 = no stop is requested.
 i32 stop_asked();
 
 }  // namespace hetermoe

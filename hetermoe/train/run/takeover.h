@@ -6,11 +6,11 @@
 // A run goes over from one plan to the next.
 namespace hetermoe {
 
-/// What the devices of the plan lack moves to them, then all parts hear of the plan. Nothing happens where it
-/// is in force already. Collective.
+/// Moves the units that the devices of the plan lack to them, then informs all parts of the plan. Does
+/// nothing if the plan is in force already. Collective.
 PlanTakeover go_over_to(RunState& run, const Plan& plan);
 
-/// The plan takes over before step `step` (0 = the first), which is told under `name`. Collective.
+/// The plan takes over before step `step` (0 = the first), and is reported under `name`. Collective.
 void take_over(RunState& run, const Plan& plan, i64 step, const std::string& name);
 
 /// The plan under which a run goes on from a checkpoint: that which was in force, if it is still one of the

@@ -25,7 +25,7 @@ struct JobRunOptions {
 /// Hears of every step, with the printed name of its strategy.
 using OnStep = std::function<void(const std::string&, const StepRecord&)>;
 
-/// What `hetermoe train` ran, and the model that it ended with.
+/// The runs of `hetermoe train`, and the model at its end.
 struct TrainedJob {
   std::vector<StrategyRun> runs;
   ModelConfig model;

@@ -9,7 +9,7 @@
 
 namespace hetermoe {
 
-/// What Trainer::record_routes recorded.
+/// The result of Trainer::record_routes.
 struct RecordedRoutes {
   i64 steps_done = 0;  ///< of the run whose weights routed, 0 = it had not begun
   i64 first_sequence = 0;
@@ -26,7 +26,7 @@ class Trainer {
   Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, const Dataset& data,
           const Processes& processes, Checkpoints checkpoints = Checkpoints::kOff);
 
-  /// Of the plan in force.
+  /// Prediction for the current plan.
   PredictedStep predict() const;
   /// Trains job.train.steps steps, then `timed_steps` more under the paced clock when asked.
   TrainOutcome run(const RunHooks& hooks, i64 timed_steps = 0);

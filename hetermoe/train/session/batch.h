@@ -4,7 +4,7 @@
 
 namespace hetermoe {
 
-/// What a step works on, of a batch. Throws InputError when no token of it has a target.
+/// Input of a step from a batch. Throws InputError when no token of it has a target.
 StepInput input_of(const Batch& batch);
 
 /// Brings the sequences to other places: [places] which of them is at each.

@@ -22,9 +22,9 @@ struct PlannedChange {
 std::vector<PlannedChange> load_changes(const Job& job, const Plan& first, const ModelConfig& model,
                                         const Cluster& cluster);
 
-/// The first field of `next` that forbids to go on from `before`, in words; none = every parameter and
-/// moment that has to can travel without loss. What is divided over devices or on hosts stays where it is.
-/// Not compared: what a job settles for all its plans (model, seq_len, sequences). frozen: ascending.
+/// The first field of `next` that forbids to go on from `before`, in words; none = every parameter and moment
+/// that has to travel can do so without loss. Parts that are divided over devices or on hosts stay where they
+/// are. Not compared: what a job settles for all its plans (model, seq_len, sequences). frozen: ascending.
 std::optional<std::string> hindrance(const Plan& before, const Plan& next, const ModelConfig& model,
                                      std::span<const Unit> frozen = {});
 

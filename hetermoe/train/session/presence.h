@@ -31,7 +31,7 @@ class Presence {
   static void tell_failed();
 };
 
-/// What the ranks of a run left.
+/// The last record of a rank of a run.
 struct RankEnd {
   i32 rank = 0;
   std::vector<DeviceId> devices;

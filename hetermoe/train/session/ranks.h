@@ -41,7 +41,7 @@ std::vector<i32> assign_ranks(const std::vector<RankGpu>& found, const std::vect
 /// The devices of the cluster that the plan uses, as GPUs that ranks must have.
 std::vector<WantedGpu> wanted_gpus(const Plan& plan, const Cluster& cluster);
 
-/// What every rank has, in rank order; collective.
+/// The GPUs of all ranks, in rank order; collective.
 std::vector<RankGpu> gather_gpus(const Processes& processes, const RankGpu& mine);
 
 }  // namespace hetermoe

@@ -10,7 +10,7 @@ namespace hetermoe {
 /// Keys of a job and their new values, as flags give them.
 using JobChanges = std::vector<std::pair<std::string, std::string>>;
 
-/// What differs from `before` to `after`.
+/// The differences from `before` to `after`.
 JobChanges changes_between(const Job& before, const Job& after);
 
 struct Replanned {
@@ -20,10 +20,10 @@ struct Replanned {
 };
 
 /// A new plan for a job of which only `survivors` (ascending) are left. Devices keep their numbers, the step
-/// its sequences, roles their dtypes. Two plans are weighed by the simulator: the best that the planner finds
-/// and the schedule allows, which is written to OUTPUT/replanned-N.json, and that of the job's own strategy,
-/// in which devices keep their roles where both are still there, shares are equal, and a single device does
-/// everything. Throws ConfigError when neither fits.
+/// its sequences, roles their dtypes. The simulator compares two plans. One is the best that the planner
+/// finds and the schedule allows; it is written to OUTPUT/replanned-N.json. The other is that of the job's
+/// own strategy: devices keep their roles if both roles are still there, shares are equal, and a single
+/// device does everything. Throws ConfigError when neither fits.
 Replanned replan(const Job& job, const std::vector<DeviceId>& survivors);
 
 }  // namespace hetermoe

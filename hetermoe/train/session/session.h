@@ -18,8 +18,8 @@ std::vector<PlaceId> places_of(const Plan& plan, const Schedule& schedule);
 /// Everything a run needs, in one place and in the right order of life: schedules, device states,
 /// transport, executors.
 ///
-/// What a plan decides (placement, schedule, executor) is a Pass; states, transport and options outlive it,
-/// so that another plan can take over between two steps.
+/// A Pass has the parts that depend on a plan (placement, schedule, executor). States, transport and options
+/// outlive it, so that another plan can take over between two steps.
 class Session {
  public:
   /// Takes this process's order of a schedule's ops and returns that of all processes.
@@ -61,18 +61,18 @@ class Session {
   /// Loss sum over targets and counts, without gradients.
   StepResult evaluate(const StepInput& input);
 
-  /// Of local devices.
+  /// States of local devices.
   std::vector<DeviceState*> states();
   /// Devices of this process, under any plan; empty = all.
   const std::vector<DeviceId>& local() const { return options_.local; }
   /// Transfers are launched in an order by cost: a change of plan needs one, too.
   bool launches_in_order() const { return options_.launch_by != nullptr; }
   Executor& executor() { return *passes_.train->executor; }
-  /// Values (or gradients) of every logical tensor, replicas checked to be bit-equal. Of local devices.
+  /// Values (or gradients) of every logical tensor of local devices; throws unless replicas are bit-equal.
   TensorsByName values();
   TensorsByName gradients();
 
-  /// What a change of plan moved.
+  /// The moves of a change of plan.
   struct Change {
     Migration migration;
     Timeline executed;  ///< of its ops on local devices, in real time

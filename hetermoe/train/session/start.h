@@ -18,7 +18,7 @@ namespace hetermoe {
 /// Cores of this machine, at least 1.
 i32 num_cores();
 
-/// What a session of a run is made from. All are referred to and must outlive the session.
+/// The inputs of a run's session. All are referenced and must outlive the session.
 struct SessionParts {
   const Job& job;
   const ModelConfig& model;
@@ -30,8 +30,8 @@ struct SessionParts {
   const ProfileSet& profiles;
   u64 text_checksum;
   std::span<const PlannedChange> changes = {};  ///< plans that will take over
-  MemoryMeter* meter = nullptr;                 ///< counts the tensors of steps; null = nobody does
-  SentBytes* sent = nullptr;                    ///< counts what travels; null = nobody does
+  MemoryMeter* meter = nullptr;                 ///< counts the tensors of steps; null = none
+  SentBytes* sent = nullptr;                    ///< counts sent bytes; null = none
 };
 
 /// Queues on which a run has transfers, ascending, for transports that make a communicator for each, once:
