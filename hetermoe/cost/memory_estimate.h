@@ -63,8 +63,8 @@ double hit_chance(const ModelConfig& model, double owned);
 OpMemory experts_memory(const Plan& figures, Recompute recompute, const ModelConfig& model,
                         const ExpertWork& work, Bytes element);
 OpMemory head_memory(const ModelConfig& model, double tokens, Bytes element);
-/// What the sum of gradients of one state over its holders takes besides them.
-Bytes reduction_bytes(double parameters, double holders, Bytes gradient);
+/// What the sum of gradients of one state over its holders takes besides them, if they travel so.
+Bytes reduction_bytes(double parameters, double holders, Bytes gradient, WireReduce wire);
 /// Of a layer's gathered weights, of which so many visits are on a device at once: they, their gradients, and
 /// the messages that gather those of one visit and sum these of another.
 Bytes gathered_layer_bytes(double parameters, double holders, double visits, const StateBytes& each);

@@ -51,6 +51,13 @@ struct State {
   bool operator==(const State&) const = default;
 };
 
+/// What the place's gradients of a state lose on their way is kept there (Plan::error_feedback).
+inline bool keeps_lost(const State& state, const Plan& plan, PlaceId place) {
+  const std::vector<PlaceId>& reducers = state.reducers();
+  return plan.error_feedback && state.reduced() &&
+         std::binary_search(reducers.begin(), reducers.end(), place);
+}
+
 /// What a step is, beyond the plan: fields of the job that add or drop ops.
 struct StepOptions {
   bool balance = false;           ///< the load-balancing loss is on

@@ -212,6 +212,33 @@ TEST(MeasuredMemory, IsTheModelsWhereResultsGoToTheNextLayer) {
                            100 * worst[1], 100 * worst[0]);
 }
 
+/// Short sequences, so that sums of gradients take most.
+TEST(MeasuredMemory, IsTheModelsWhereGradientsTravelInSixteenBits) {
+  at::set_num_threads(1);
+  const ModelConfig model = load_model("demo");
+  const Cluster cluster = load_cluster("demo");
+  StrategyRequest request;
+  request.seq_len = 16;
+  request.sequences = 4;
+  request.microbatches = 1;
+  double worst = 0;
+  for (const char* strategy : {"ep", "zebra"}) {
+    for (const bool divided : {false, true}) {
+      for (const bool feedback : {false, true}) {
+        Plan plan = find_strategy(strategy).make(model, cluster, request);
+        use_dtype(plan, Dtype::kFp32);
+        plan.shard_optimizer = divided;
+        plan.wire_reduce = WireReduce::kBf16;
+        plan.error_feedback = feedback;
+        worst = std::max(
+            worst, check_memory(model, cluster, plan, fmt::format("{} {} {}", strategy, divided, feedback)));
+      }
+    }
+  }
+  EXPECT_LE(worst, 0.03);
+  std::cout << fmt::format("[          ] the model is off by {:.2f} % at worst\n", 100 * worst);
+}
+
 /// Devices and hosts.
 TEST(MeasuredMemory, IsTheModelsWithHosts) {
   at::set_num_threads(1);
