@@ -345,6 +345,19 @@ void check_step_size(i64 sequences, i64 tokens) {
                       sequences);
 }
 
+void add_wire_options(Flags& flags, const std::string& when, std::string& wire, std::string& wire_reduce) {
+  flags.add_option("--wire", wire,
+                   when +
+                       "how rows travel: fp32, bf16, fp16, or fp8_row for those of experts "
+                       "(docs/precision.md) [default: in --dtype]");
+  flags
+      .add_option("--wire-reduce", wire_reduce,
+                  when +
+                      "how gradients travel to the device that sums them: bf16, or fp32, which is as they "
+                      "are kept")
+      ->capture_default_str();
+}
+
 Dtype parse_dtype(const std::string& text) {
   for (const Dtype dtype : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp16}) {
     if (text == name_of(dtype)) return dtype;

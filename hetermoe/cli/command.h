@@ -62,6 +62,8 @@ void print_json(const Json& json);
 
 /// Not more than one of them says how large a step is. Throws ConfigError.
 void check_step_size(i64 sequences, i64 tokens);
+/// --wire and --wire-reduce. when: what their help begins with.
+void add_wire_options(Flags& flags, const std::string& when, std::string& wire, std::string& wire_reduce);
 /// Value of --dtype. Throws ConfigError.
 Dtype parse_dtype(const std::string& text);
 

@@ -37,7 +37,7 @@ struct CompareArguments {
   // Predictions for GPUs, without a job:
   std::vector<i64> seq_lens;
   i64 sequences = 0, tokens = 0;
-  std::string dtype = "fp16", wire, grad_dtype;
+  std::string dtype = "fp16", wire, wire_reduce = "fp32", grad_dtype;
   PlanLimits limits;
   bool no_asym_ea = false, published = false;
   // Balancers on a routing trace:
@@ -121,15 +121,26 @@ Expected expected_of_all(const Cluster& cluster, bool links_assumed) {
 /// What holds for all rows.
 std::string rules_text(const CompareOptions& options) {
   const std::string gradients = name_of(options.grad_dtype.value_or(Dtype::kFp32));
+  const std::string sums = options.wire_reduce == WireReduce::kBf16 ? ", summed from bf16" : "";
   const std::string wire = options.wire ? fmt::format(", rows travel in {}", name_of(*options.wire)) : "";
   if (!options.published)
-    return fmt::format("Same rules for every row: {}{}, gradients in {}, a token travels once per device.",
-                       name_of(options.dtype), wire, gradients);
+    return fmt::format("Same rules for every row: {}{}, gradients in {}{}, a token travels once per device.",
+                       name_of(options.dtype), wire, gradients, sums);
   return fmt::format(
       "As published: {}{}, gradients in {}, a row travels per expert copy, EP sends again for recomputation. "
       "The "
       "row best has these gradients, but its rows travel once per device.",
       name_of(options.dtype), wire, bytes_of(options.dtype) == 2 ? name_of(options.dtype) : gradients);
+}
+
+/// Else no row would have a plan.
+void check_wire_reduce(const CompareOptions& options) {
+  const Dtype kept = options.published && bytes_of(options.dtype) == 2
+                         ? options.dtype
+                         : options.grad_dtype.value_or(Dtype::kFp32);
+  if (options.wire_reduce == WireReduce::kBf16 && bytes_of(kept) == 2)
+    fail<ConfigError>("--wire-reduce", "got bf16, but gradients are kept in {} and travel so: expected fp32",
+                      name_of(kept));
 }
 
 int compare_predicted(const CompareArguments& options, const Job& job) {
@@ -142,7 +153,9 @@ int compare_predicted(const CompareArguments& options, const Job& job) {
   fixed.dtype = parse_dtype(options.dtype);
   if (!options.wire.empty()) fixed.wire = enum_from<Wire>(options.wire, "--wire");
   if (!options.grad_dtype.empty()) fixed.grad_dtype = parse_dtype(options.grad_dtype);
+  fixed.wire_reduce = enum_from<WireReduce>(options.wire_reduce, "--wire-reduce");
   fixed.published = options.published;
+  check_wire_reduce(fixed);
   fixed.limits = options.limits;
   const Cluster cluster = load_cluster(job.cluster);
   const std::vector<CompareRow> rows =
@@ -268,9 +281,7 @@ std::function<int()> make_compare(Flags& flags) {
       ->range(at_least(1));
   flags.add_option("--dtype", options->dtype, "with --seq: compute and transfers: fp16, bf16 or fp32")
       ->capture_default_str();
-  flags.add_option("--wire", options->wire,
-                   "with --seq: how rows travel: fp32, bf16, fp16, or fp8_row for those of experts "
-                   "(docs/precision.md) [default: in --dtype]");
+  add_wire_options(flags, "with --seq: ", options->wire, options->wire_reduce);
   flags
       .add_option("--idle", options->limits.idle,
                   "with --seq: devices that must stay out, separated by commas")

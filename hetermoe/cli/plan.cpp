@@ -23,8 +23,8 @@ namespace hetermoe {
 namespace {
 
 struct PlanArguments {
-  std::string model = "mixtral-8x7b", cluster = "o1", output, dtype = "fp16", wire, master = "fp32",
-              moments = "fp32", routing = "uniform", gradients;
+  std::string model = "mixtral-8x7b", cluster = "o1", output, dtype = "fp16", wire, wire_reduce = "fp32",
+              master = "fp32", moments = "fp32", routing = "uniform", gradients;
   double memory_reserve_gib = 0, routing_margin = 0, run_tokens = 0;
   i64 seq_len = 4096, sequences = 0, tokens = 0, max_microbatches = PlanLimits().max_microbatches;
   std::vector<DeviceId> idle;
@@ -46,6 +46,7 @@ PlanRequest make_request(const PlanArguments& options) {
   if (const Dtype moments = parse_dtype(options.moments); moments != Dtype::kFp32)
     request.moments_dtype = moments;
   if (!options.gradients.empty()) request.grad_dtype = parse_dtype(options.gradients);
+  request.wire_reduce = enum_from<WireReduce>(options.wire_reduce, "--wire-reduce");
   Job job;
   job.train = options.train;
   const StepOptions step = step_options(job, request.model);
@@ -288,9 +289,7 @@ std::function<int()> make_plan(Flags& flags) {
       ->range(above(0));
   flags.add_option("--dtype", options->dtype, "compute and transfers: fp16, bf16 or fp32")
       ->capture_default_str();
-  flags.add_option("--wire", options->wire,
-                   "how rows travel: fp32, bf16, fp16, or fp8_row for those of experts (docs/precision.md) "
-                   "[default: in --dtype]");
+  add_wire_options(flags, "", options->wire, options->wire_reduce);
   flags
       .add_option("--master", options->master,
                   "fp32: copies of 16-bit weights that the optimizer updates; none (with --dtype bf16): the "

@@ -74,4 +74,15 @@ at::Tensor decode(const at::Tensor& received, Wire wire, at::ScalarType dtype) {
   return has_scales(wire) ? decode_fp8_row(received, dtype) : received;
 }
 
+at::Tensor encode_with_feedback(at::Tensor exact, at::Tensor lost, Wire wire) {
+  at::Tensor out = encode(exact.add_(lost), wire);
+  lost.copy_(exact).sub_(decode(out, wire, exact.scalar_type())).nan_to_num_(0, 0, 0);
+  return out;
+}
+
+at::Tensor wire_loss(const at::Tensor& exact, const at::Tensor& decoded) {
+  const at::Tensor all = exact.to(at::kDouble);
+  return at::stack({(all - decoded.to(at::kDouble)).square_().sum(), all.square().sum()});
+}
+
 }  // namespace hetermoe

@@ -18,7 +18,15 @@ MessageShape::Part encoded_part(Wire wire, i64 rows, i64 width);
 /// Other wires: rounds to nearest, halves to even; what is too large for fp16 becomes infinite.
 at::Tensor encode(const at::Tensor& x_RD, Wire wire);
 
+/// As encode(), after `lost`, what earlier calls lost, is added to `exact` in place. Then `lost` is what this
+/// call loses; zero where a number is not finite.
+at::Tensor encode_with_feedback(at::Tensor exact, at::Tensor lost, Wire wire);
+
 /// With scales: the numbers [R, D] in `dtype`. Other rows are returned as they came.
 at::Tensor decode(const at::Tensor& received, Wire wire, at::ScalarType dtype);
+
+/// fp64 [2]: sums of the squares of what `decoded` lacks of `exact`, and of the numbers of `exact`. The root
+/// of their quotient is the relative rms error of the wire.
+at::Tensor wire_loss(const at::Tensor& exact, const at::Tensor& decoded);
 
 }  // namespace hetermoe

@@ -70,6 +70,7 @@ class GroupMemory {
     for (const DeviceId d : group.devices) {
       use_[idx(d)].element = bytes_of(plan.dtype[idx(d)]);
       use_[idx(d)].state = state_bytes_of(plan, d);
+      use_[idx(d)].wire = plan.wire_reduce, use_[idx(d)].feedback = plan.error_feedback;
     }
   }
 
@@ -99,6 +100,8 @@ class GroupMemory {
   struct Use {
     Bytes element = 2;  ///< of a number
     StateBytes state;   ///< of a parameter that is trained
+    WireReduce wire = WireReduce::kFp32;
+    bool feedback = false;
     /// parts: into so many the optimizer's state is divided.
     void add(double parameters, double parts, const Home& home, const StateBytes& each) {
       const bool updates = home.optimizer != Residence::kHost;
@@ -112,7 +115,8 @@ class GroupMemory {
     Bytes messages = 0;  ///< of a gathered embedding or head
     Bytes guests = 0;    ///< experts of other owners and their gradients
     void reduces(double parameters, double holders, const StateBytes& each) {
-      reduction = std::max(reduction, reduction_bytes(parameters, holders, each.gradients));
+      reduction = std::max(reduction, reduction_bytes(parameters, holders, each.gradients, wire));
+      if (feedback && holders > 1) sum += parameters * each.gradients;
     }
     void add(OpMemory& ops, OpMemory op, double in_flight, double window) {
       of_window += window * op.saved;
@@ -408,9 +412,11 @@ OpMemory head_memory(const ModelConfig& model, double tokens, Bytes element) {
   return out;
 }
 
-/// A copy of the own gradients, and from each peer the part that is added here.
-Bytes reduction_bytes(double parameters, double holders, Bytes gradient) {
-  return holders > 1 ? (2 - 1 / holders) * parameters * gradient : 0;
+/// A copy of the own gradients, and from each peer the part that is added here. In half as many bytes these
+/// take no more than the sums that are told.
+Bytes reduction_bytes(double parameters, double holders, Bytes gradient, WireReduce wire) {
+  const double copies = wire == WireReduce::kBf16 ? 1 : 2 - 1 / holders;
+  return holders > 1 ? copies * parameters * gradient : 0;
 }
 
 Bytes gathered_layer_bytes(double parameters, double holders, double visits, const StateBytes& each) {

@@ -65,8 +65,9 @@ double hit_chance(const ModelConfig& model, double owned);
 OpMemory experts_memory(const Plan& figures, Recompute recompute, const ModelConfig& model,
                         const ExpertWork& work, Bytes element);
 OpMemory head_memory(const ModelConfig& model, double tokens, Bytes element);
-/// Memory that the sum of one state's gradients over its holders takes besides the gradients.
-Bytes reduction_bytes(double parameters, double holders, Bytes gradient);
+/// Memory that the sum of one state's gradients over its holders takes besides the gradients, if they travel
+/// so.
+Bytes reduction_bytes(double parameters, double holders, Bytes gradient, WireReduce wire);
 /// Memory of a layer's gathered weights if so many visits are on a device at once: the weights, their
 /// gradients, and the messages that gather the weights of one visit and sum the gradients of another.
 Bytes gathered_layer_bytes(double parameters, double holders, double visits, const StateBytes& each);

@@ -47,6 +47,7 @@ class DeviceRuntime {
   /// Forward only: what this device adds to the step's loss.
   double forward_loss() const { return context_.forward_loss(); }
   const at::Tensor& local_counts() const { return context_.counts_LE; }
+  const WireLosses& wire_losses() const { return context_.wire_losses; }
 
  private:
   OpContext context_;

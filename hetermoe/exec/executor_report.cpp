@@ -1,6 +1,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/index.h"
@@ -126,6 +127,17 @@ Seconds Executor::end_of(i64 step) const {
   return end;
 }
 
+namespace {
+
+double relative_error(const at::Tensor& loss) {
+  if (!loss.defined()) return 0;
+  const at::Tensor squares = to_host(loss, "what wires lose");
+  const double all = squares[1].item<double>();
+  return all > 0 ? std::sqrt(squares[0].item<double>() / all) : 0;
+}
+
+}  // namespace
+
 StepResult Executor::collect(i64 step) {
   StepResult result;
   for (const std::unique_ptr<DeviceLanes>& device : devices_) {
@@ -141,6 +153,11 @@ StepResult Executor::collect(i64 step) {
       result.loss += device->runtime(step).forward_loss();
       result.counts_LE.add_(to_host(device->runtime(step).local_counts(), "counts"));
     }
+  }
+  for (const std::unique_ptr<DeviceLanes>& device : devices_) {
+    const WireLosses& losses = device->runtime(step).wire_losses();
+    result.rows_error = std::max(result.rows_error, relative_error(losses.rows));
+    result.gradients_error = std::max(result.gradients_error, relative_error(losses.gradients));
   }
   for (const std::unique_ptr<Lane>& lane : lanes_) result.cpu_seconds += lane->steps[side(step)].cpu_seconds;
   result.step = last_step_ = end_of(step) - last_end_ * (follows_[side(step)] ? 1 : 0);

@@ -50,6 +50,7 @@ void OpContext::begin_step(const StepInput& step) {
   input = &step;
   result = {};
   grad_factor = 1;
+  wire_losses = {};
   const std::size_t num_microbatches = p.plan().groups[idx(group)].microbatches.size();
   losses.assign(num_microbatches, {});
   aux.assign(idx(p.num_layers()), std::vector<at::Tensor>(num_microbatches));

@@ -22,6 +22,12 @@ struct RunContext {
   const MigrationRun* migration = nullptr;  ///< for migrate ops; the placement is then the new one
 };
 
+/// What the wires of a step lose, of the first tensor that a device sends so: fp64 [2], see wire_loss().
+/// Undefined = it sends none.
+struct WireLosses {
+  at::Tensor rows, gradients;
+};
+
 /// Data of the ops of one device: parameters, buffers, the step's input, and the sums of the step. Ops of
 /// different lanes run at the same time and touch different members or slots. Keeps references to all
 /// constructor arguments.
@@ -96,6 +102,7 @@ class OpContext {
   /// In a sum of two levels, those of this device's node: [part that it stands for][tensor of the state].
   std::vector<std::vector<at::Tensor>> node_sums;
   double grad_factor = 1;
+  WireLosses wire_losses;
   StepResult result;
 
  private:

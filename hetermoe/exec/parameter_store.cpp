@@ -69,6 +69,16 @@ void ParameterStore::let_updates_lag() {
   }
 }
 
+void ParameterStore::keep_lost(const Plan& plan, std::span<const State> states) {
+  for (auto& [index, state] : by_state_) {
+    if (!keeps_lost(states[idx(index)], plan, device_)) {
+      state->lost.clear();
+    } else if (state->lost.empty()) {
+      for (const at::Tensor& grad : state->grads) state->lost.push_back(at::zeros_like(grad));
+    }
+  }
+}
+
 ParameterStore::Key ParameterStore::key_of(const State& state) const {
   return {state.part == UnitPart::kHead ? static_cast<i32>(model_.num_layers) : state.layer, state.part};
 }
@@ -183,7 +193,8 @@ UnitTensors ParameterStore::tensors_in(const Shelves& shelves, const Unit& unit)
                                  grads = updates ? whole(state.summed()) : std::vector<NamedTensor>(),
                                  exp_avg = whole(state.moments.exp_avg),
                                  exp_avg_sq = whole(state.moments.exp_avg_sq),
-                                 master = whole(state.moments.master), published = whole(state.published);
+                                 master = whole(state.moments.master), published = whole(state.published),
+                                 lost = list(state.lost);
   const auto entry = [](const std::vector<NamedTensor>& all, std::size_t i) {
     return all.empty() ? at::Tensor() : all[i].tensor;
   };
@@ -203,6 +214,7 @@ UnitTensors ParameterStore::tensors_in(const Shelves& shelves, const Unit& unit)
                            .exp_avg_sq = entry(exp_avg_sq, i),
                            .master = entry(master, i),
                            .published = entry(published, i),
+                           .lost = entry(lost, i),
                            .first_owner = home,
                            .lora_scale = scale});
     if (sharded) add_own_part(state, out.tensors.back());
@@ -242,7 +254,8 @@ i64 ParameterStore::bytes() const {
       const AdamwState& moments = state.moments;
       if (!shelf.gathered) sum += bytes_of(state.values) + bytes_of(state.grads);
       sum += bytes_of(state.kept) + bytes_of(moments.exp_avg) + bytes_of(moments.exp_avg_sq) +
-             bytes_of(moments.master) + bytes_of(state.published) + bytes_of(state.taken);
+             bytes_of(moments.master) + bytes_of(state.published) + bytes_of(state.taken) +
+             bytes_of(state.lost);
     }
   }
   return sum;
@@ -343,6 +356,7 @@ void ParameterStore::bind(std::span<const State> states) {
     if (!places_on(states[s], device_)) continue;
     for (StateTensors& state : shelves_[key_of(states[s])].states) {
       if (!same_units(state.state, states[s])) continue;
+      if (state.state.devices != states[s].devices) state.lost.clear();
       state.state.devices = states[s].devices;
       by_state_[static_cast<i32>(s)] = &state;
     }

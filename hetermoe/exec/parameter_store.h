@@ -27,6 +27,7 @@ struct LogicalTensor {
   at::Tensor grad = {}, exp_avg = {}, exp_avg_sq = {};
   at::Tensor master = {};     ///< fp32 copy of a bf16 or fp16 value that is trained, else undefined
   at::Tensor published = {};  ///< of a state that is updated a step late: the value that devices fetch
+  at::Tensor lost = {};       ///< see StateTensors, whole
   /// In a sharded state the four above have one dimension and begin at this element of the whole value.
   i64 first = 0;
   bool sharded = false;
@@ -69,6 +70,9 @@ struct StateTensors {
   std::vector<at::Tensor> matrices = {};
   AdamwState moments = {};          ///< of own_values(); empty when frozen, and where another place updates
   std::size_t part = 0, parts = 1;  ///< of a sharded state: which one is own
+  /// What the gradients that this place sent lost on their way so far, which is added before they are sent
+  /// again (keeps_lost). Else empty.
+  std::vector<at::Tensor> lost = {};
 
   /// The gradients of the whole step, where norm and update find them.
   const std::vector<at::Tensor>& summed() const { return taken.empty() ? grads : taken; }
@@ -99,6 +103,9 @@ class ParameterStore {
                  std::span<const State> states);
   /// Room for what a host needs that updates a step late (StateTensors::published, taken).
   void let_updates_lag();
+  /// Room for what is lost of gradients, zeros at first, and again where a state gets other holders. The
+  /// states are those of the schedule.
+  void keep_lost(const Plan& plan, std::span<const State> states);
 
   // ---- By unit ----
   /// The units that are here, state by state.

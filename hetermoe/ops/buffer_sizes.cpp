@@ -121,7 +121,7 @@ Bytes BufferSizes::guests(i32 layer, i32 microbatch, DeviceId device, Bytes each
 MemoryUse BufferSizes::state(PlaceId device) const {
   const bool is_host = device >= placement_.num_devices();
   const StateBytes each = state_bytes_of(placement_.plan(), placement_.first_device(device));
-  double params = 0, trainable = 0, optimized = 0;  // of gathered states the own parts
+  double params = 0, trainable = 0, optimized = 0, lost = 0;  // of gathered states the own parts
   MemoryUse use;
   for (const i32 index : placement_.states_on(device)) {
     const State& state = placement_.states()[idx(index)];
@@ -139,10 +139,11 @@ MemoryUse BufferSizes::state(PlaceId device) const {
     params += kept + adapters;
     trainable += !state.trainable ? 0 : adapted ? trained : kept;
     optimized += state.updated_on(device) ? trained / work_.optimizer_parts(index) : 0;
+    lost += keeps_lost(state, placement_.plan(), device) ? trained : 0;
   }
   use.weights += params * each.weights;
   if (!placement_.options().backward) return use;
-  use.gradients = trainable * each.gradients;
+  use.gradients = (trainable + lost) * each.gradients;
   use.optimizer = optimized * (each.master + each.moments);
   if (is_host && placement_.options().staleness > 0) {  // published weights and taken gradients
     use.weights += optimized * each.weights;

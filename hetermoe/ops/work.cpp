@@ -126,10 +126,18 @@ double WorkModel::optimizer_parts(i32 state) const {
   return s.sharded ? real(s.devices.size()) : 1;
 }
 
+Bytes WorkModel::part_of_gradients(i32 state, Dtype dtype) const {
+  return bytes_of(dtype) * trained_params(state) / real(placement_.states()[idx(state)].reducers().size());
+}
+
+Bytes WorkModel::sent_part(i32 state) const {
+  const DeviceId device = placement_.states()[idx(state)].devices[0];
+  return part_of_gradients(state, reduce_dtype_of(placement_.plan(), device));
+}
+
 Bytes WorkModel::gradient_part(i32 state) const {
-  const std::vector<DeviceId>& devices = placement_.states()[idx(state)].devices;
-  return bytes_of(grad_dtype_of(placement_.plan(), devices[0])) * trained_params(state) /
-         real(placement_.states()[idx(state)].reducers().size());
+  const DeviceId device = placement_.states()[idx(state)].devices[0];
+  return part_of_gradients(state, grad_dtype_of(placement_.plan(), device));
 }
 
 Bytes WorkModel::gathered_part(i32 state) const {

@@ -65,7 +65,9 @@ class WorkModel {
 
   /// Over how many devices the optimizer's state of a state is divided.
   double optimizer_parts(i32 state) const;
-  /// Bytes of one device's part of the gradients of a state, and of its weights. Replicas have one dtype.
+  /// Bytes of one device's part of the gradients of a state, on its way to the device that sums it, and as it
+  /// is kept; and of its weights. Replicas have one dtype.
+  Bytes sent_part(i32 state) const;
   Bytes gradient_part(i32 state) const;
   Bytes gathered_part(i32 state) const;
   /// Bytes that a fetch or a store carries. `load` is needed for saved rows (load_chunk).
@@ -95,6 +97,7 @@ class WorkModel {
 
  private:
   double merged_rows_per_token(const Op& op, i32 layer) const;
+  Bytes part_of_gradients(i32 state, Dtype dtype) const;
 
   const Placement& placement_;
   const ModelConfig& model_;

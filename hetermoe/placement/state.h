@@ -51,6 +51,13 @@ struct State {
   bool operator==(const State&) const = default;
 };
 
+/// True if the place keeps what its gradients of a state lose on their way (Plan::error_feedback).
+inline bool keeps_lost(const State& state, const Plan& plan, PlaceId place) {
+  const std::vector<PlaceId>& reducers = state.reducers();
+  return plan.error_feedback && state.reduced() &&
+         std::binary_search(reducers.begin(), reducers.end(), place);
+}
+
 /// Properties of a step beyond the plan: fields of the job that add or drop ops.
 struct StepOptions {
   bool balance = false;           ///< the load-balancing loss is on

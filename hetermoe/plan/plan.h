@@ -38,6 +38,9 @@ enum class WeightGradients { kWith, kAfter };
 /// Whether an fp32 copy of bf16 parameters is kept, which the optimizer updates; none: it updates the
 /// parameters themselves and rounds them stochastically.
 enum class Master { kFp32, kNone };
+/// How gradients travel to the device that sums them. fp32: as they are kept, see grad_dtype_of(). bf16: the
+/// sum of a device's microbatches is rounded once; what is added there is decoded first.
+enum class WireReduce { kFp32, kBf16 };
 /// The devices that compute a token's experts. owners: only those that own them. sources: the device with the
 /// token's attention part, which owns all experts of the layer; nothing travels.
 enum class ExpertsAt { kOwners, kSources };
@@ -68,6 +71,10 @@ struct EnumNames<WeightGradients> {
 };
 template <>
 struct EnumNames<Master> {
+  static const std::vector<std::string>& names();
+};
+template <>
+struct EnumNames<WireReduce> {
   static const std::vector<std::string>& names();
 };
 template <>
@@ -203,6 +210,9 @@ struct PlanChoices {
   WeightGradients weight_gradients = WeightGradients::kWith;
   CombineTo combine_to = CombineTo::kSource;
   std::optional<Dtype> grad_dtype;  ///< of parameter gradients; none = see grad_dtype_of()
+  WireReduce wire_reduce = WireReduce::kFp32;
+  /// What a device's gradients lose on their way is kept there, and is added before they are rounded again.
+  bool error_feedback = false;
   Master master = Master::kFp32;
   std::optional<Dtype> moments_dtype;  ///< of the optimizer: bf16; none = fp32, of fp64 parameters fp64
   /// Master and moments of a replicated parameter are divided over its replicas, each of which updates its
@@ -233,6 +243,11 @@ struct PlanChoices {
     v("grad_dtype", grad_dtype,
       "dtype in which gradients of parameters are summed and reduced; null = fp32, and fp64 where devices "
       "compute in it");
+    v("wire_reduce", wire_reduce,
+      "how gradients travel to the device that sums them: bf16, or fp32, which is as they are kept "
+      "(docs/precision.md)");
+    v("error_feedback", error_feedback,
+      "with wire_reduce bf16: what rounding takes from gradients is kept and added in the next step");
     v("master", master, "fp32: a copy of 16-bit parameters; none (bf16 alone): docs/precision.md");
     v("moments_dtype", moments_dtype, "of the optimizer: fp32 or bf16; null = fp32");
     v("shard_optimizer", shard_optimizer,
@@ -345,6 +360,8 @@ i64 microbatch_tokens(const Group& group, std::size_t microbatch, const Plan& pl
 /// In which dtype a device sums, keeps and reduces gradients of parameters: plan.grad_dtype, else fp32, and
 /// fp64 for fp64 parameters. A sum of many microbatches in 16 bits loses what each of them adds.
 Dtype grad_dtype_of(const Plan& plan, DeviceId device);
+/// In which dtype a device sends its gradients to the one that sums them.
+Dtype reduce_dtype_of(const Plan& plan, DeviceId device);
 OptimizerWidths optimizer_widths(Master master, std::optional<Dtype> moments_dtype);
 inline OptimizerWidths optimizer_widths_of(const Plan& plan) {
   return optimizer_widths(plan.master, plan.moments_dtype);
@@ -353,7 +370,8 @@ inline OptimizerWidths optimizer_widths_of(const Plan& plan) {
 StateBytes state_bytes_of(const Plan& plan, DeviceId device);
 /// The plan gets the dtypes of another for the same cluster.
 void take_dtypes(Plan& plan, const Plan& from);
-/// Faults that validate() finds in the dtypes of gradients, masters and moments.
+/// Faults that validate() finds in the dtypes and wires of gradients, and in the dtypes of masters and
+/// moments.
 std::vector<std::string> dtype_faults(const Plan& plan);
 
 /// Where the parameters of a part of a layer live (kEmbed, kHead: any layer) in a group.

@@ -8,6 +8,8 @@ Json to_json(const Plan& plan) {
   // Plans that ask for nothing keep their text.
   if (!plan.grad_dtype) json.erase("grad_dtype");
   if (!plan.moments_dtype) json.erase("moments_dtype");
+  if (plan.wire_reduce == WireReduce::kFp32) json.erase("wire_reduce");
+  if (!plan.error_feedback) json.erase("error_feedback");
   if (plan.master == Master::kFp32) json.erase("master");
   if (!plan.shard_optimizer) json.erase("shard_optimizer");
   if (plan.weight_gradients == WeightGradients::kWith) json.erase("weight_gradients");

@@ -44,6 +44,7 @@ struct PlanRequest {
   Master master = Master::kFp32;
   std::optional<Dtype> moments_dtype = {};  ///< see Plan
   std::optional<Dtype> grad_dtype = {};     ///< see Plan
+  WireReduce wire_reduce = WireReduce::kFp32;
   SoftwareConstants software;
   PlanLimits limits;
   Trained trained = {};

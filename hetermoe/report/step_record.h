@@ -36,13 +36,14 @@ struct StepRecord {
          expert_wait = 0;  ///< share of the step in which a role's compute lanes do nothing
   Seconds step_s = 0;      ///< in the clock's seconds
   Seconds wall_s = 0;
-  Bytes sent = 0, sent_between_nodes = 0;  ///< of tensors, between places of the plan
-  Bytes peak_memory = 0;                   ///< resident so far, of the largest process
-  Bytes gpu_peak = 0;                      ///< most bytes of tensors so far on the fullest GPU, 0 on CPUs
-  bool overflowed = false;                 ///< skipped for fp16 gradients, and the loss scale was lowered
-  bool updated = true;                     ///< false: loss or gradients were not finite, the step was skipped
-  std::vector<std::string> warnings;       ///< what the run noticed of its own health in this step
-  std::map<std::string, double> mfu;       ///< model FLOPs utilisation by type of device; empty = not known
+  Bytes sent = 0, sent_between_nodes = 0;      ///< of tensors, between places of the plan
+  double rows_error = 0, gradients_error = 0;  ///< see StepResult; the largest of all processes
+  Bytes peak_memory = 0;                       ///< resident so far, of the largest process
+  Bytes gpu_peak = 0;                          ///< most bytes of tensors so far on the fullest GPU, 0 on CPUs
+  bool overflowed = false;                     ///< skipped for fp16 gradients, and the loss scale was lowered
+  bool updated = true;                ///< false: loss or gradients were not finite, the step was skipped
+  std::vector<std::string> warnings;  ///< what the run noticed of its own health in this step
+  std::map<std::string, double> mfu;  ///< model FLOPs utilisation by type of device; empty = not known
   /// By name of device: the most bytes of tensors of the step, on a GPU of the run so far. Only where they
   /// are counted: on GPUs, and on CPUs in `train` under the virtual clock.
   std::map<std::string, Bytes> memory;

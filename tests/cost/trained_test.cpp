@@ -91,7 +91,8 @@ TEST(Trained, TheBoundOfMemoryFollowsWhatIsTrained) {
         const bool all_trained = !shares.adapts() && named.name.starts_with("af_pipe");
         EXPECT_GT(saved, all_trained ? -1 : 0) << where;
         if (!shares.adapts()) {
-          const Bytes summed = reduction_bytes(real(counts.expert * model.num_experts), 2, 4);
+          const Bytes summed =
+              reduction_bytes(real(counts.expert * model.num_experts), 2, 4, WireReduce::kFp32);
           EXPECT_GE(whole[d] - bound[d], 0.98 * saved) << where;
           EXPECT_LE(whole[d] - bound[d], 1.02 * saved + summed) << where;
         }

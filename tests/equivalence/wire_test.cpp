@@ -1,6 +1,9 @@
 #include <gtest/gtest.h>
 
 #include "hetermoe/comm/codec.h"
+#include "hetermoe/exec/ops/op_functions.h"
+#include "hetermoe/plan/offload.h"
+#include "hetermoe/train/session/session.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"
 
@@ -146,6 +149,114 @@ TEST(WireWithScales, AMessageWithOtherScalesIsRefused) {
   EXPECT_TRUE(with_fault([](const at::Tensor& rows) { return at::cat({rows, rows}, 1); }).refused);
   EXPECT_TRUE(with_fault([](const at::Tensor& rows) { return rows.narrow(0, 1, rows.size(0) - 1); }).refused);
   EXPECT_TRUE(with_fault([](const at::Tensor& rows) { return rows.to(at::kFloat); }).refused);
+}
+
+// --- sums of gradients ---
+
+Plan summed_narrow(Plan plan) {
+  plan.wire_reduce = WireReduce::kBf16;
+  return plan;
+}
+
+/// Rounds what comes from others to be summed, when it arrives; in two levels sums of nodes, too.
+Hook rounding_gradients(const Scene& s, const Plan& plan) {
+  const auto placement = std::make_shared<Placement>(plan, s.model, s.step);
+  const auto schedule = std::make_shared<Schedule>(build_schedule(plan, s.model, s.step));
+  return [=, cluster = s.cluster](const ExchangeCall& call, std::vector<Message>& in) {
+    const Op& op = schedule->ops[idx(call.op)];
+    if (op.kind != OpKind::kReduce && op.kind != OpKind::kReduceScatter) return;
+    const i64 rounds = num_exchanges(op, *placement, cluster);
+    if (call.round >= (op.kind == OpKind::kReduce ? rounds / 2 : rounds)) return;  // sums are told
+    for (std::size_t i = 0; i < in.size(); ++i) {
+      if (call.participants[i] == call.self) continue;
+      for (at::Tensor& tensor : in[i].tensors) tensor = tensor.to(at::kBFloat16).to(tensor.scalar_type());
+    }
+  };
+}
+
+/// In device order, in the dtype of gradients, and what a device sums itself as it is.
+TEST(WireReduce, EqualsAStepWhoseGradientsAreRoundedOnArrivalToTheBit) {
+  Scene s;
+  for (const bool in_two_levels : {false, true}) {
+    if (in_two_levels) {
+      for (Node& node : s.cluster.nodes) node.local *= 1000;
+    }
+    int count = 0;
+    for (NamedPlan& named : strategy_plans(s.model, s.cluster, small_step())) {
+      for (const bool divided : {false, true}) {
+        named.plan.shard_optimizer = divided;
+        const Ended plain = s.run(named.plan), rounded = s.run(named.plan, rounding_gradients(s, named.plan)),
+                    narrow = s.run(summed_narrow(named.plan));
+        EXPECT_TRUE(same_bits(narrow, rounded)) << named.name << divided;
+        const bool sums = !same_bits(rounded, plain);
+        EXPECT_EQ(narrow.result.loss, plain.result.loss) << named.name;
+        EXPECT_NEAR(narrow.result.grad_norm, plain.result.grad_norm, 4e-3 * plain.result.grad_norm);
+        EXPECT_EQ(narrow.result.gradients_error > 0, sums) << named.name;
+        EXPECT_LT(narrow.result.gradients_error, 0.004) << named.name;
+        EXPECT_EQ(plain.result.gradients_error, 0);
+        count += sums ? 1 : 0;
+      }
+    }
+    EXPECT_GT(count, 10);
+  }
+}
+
+/// Each visit of gathered weights leaves gradients that are rounded once.
+TEST(WireReduce, SumsOfGatheredWeightsAreRoundedToo) {
+  const Scene s;
+  for (const char* strategy : {"ep", "zebra"}) {
+    Plan plan = find_strategy(strategy).make(s.model, s.cluster, small_step());
+    use_fp64(plan);
+    shard_weights(plan);
+    const Ended plain = s.run(plan), rounded = s.run(plan, rounding_gradients(s, plan)),
+                narrow = s.run(summed_narrow(plan));
+    EXPECT_TRUE(same_bits(narrow, rounded)) << strategy;
+    EXPECT_FALSE(same_bits(narrow, plain)) << strategy;
+  }
+}
+
+/// Sums of the gradients of `steps` equal steps, which change nothing.
+TensorsByName summed_over(const Scene& s, const Plan& plan, i64 steps) {
+  Session session(s.model, s.cluster, plan, {s.step, {}, {}});
+  session.initialize(1);
+  TensorsByName all;
+  for (i64 step = 0; step < steps; ++step) {
+    StepInput input = random_input(plan, s.model);
+    input.step = step;
+    session.train_step(input);
+    for (const auto& [name, gradient] : session.gradients()) {
+      const auto [found, is_new] = all.try_emplace(name, gradient.to(at::kDouble));
+      if (!is_new) found->second += gradient;
+    }
+  }
+  return all;
+}
+
+/// Of all gradients together: the relative rms error.
+double error_of(const TensorsByName& got, const TensorsByName& exact) {
+  at::Tensor squares = at::zeros({2}, at::kDouble);
+  for (const auto& [name, gradient] : exact) squares += wire_loss(gradient, got.at(name));
+  return std::sqrt(squares[0].item<double>() / squares[1].item<double>());
+}
+
+/// Equal gradients are rounded to the same side each time, unless what was lost is added.
+TEST(WireReduce, WithFeedbackTheErrorOfManyStepsIsThatOfOne) {
+  constexpr i64 kSteps = 16;
+  Scene s;
+  for (const bool in_two_levels : {false, true}) {
+    if (in_two_levels) {
+      for (Node& node : s.cluster.nodes) node.local *= 1000;
+    }
+    Plan plan = find_strategy("ep").make(s.model, s.cluster, small_step());
+    use_dtype(plan, Dtype::kFp32);
+    Plan narrow = summed_narrow(plan), fed = narrow;
+    fed.error_feedback = true;
+    const TensorsByName exact = summed_over(s, plan, kSteps);
+    const double without = error_of(summed_over(s, narrow, kSteps), exact),
+                 with = error_of(summed_over(s, fed, kSteps), exact);
+    EXPECT_GT(without, 5e-4);
+    EXPECT_LT(with, 2.5 * without / kSteps);
+  }
 }
 
 }  // namespace

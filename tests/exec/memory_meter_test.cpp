@@ -212,6 +212,28 @@ TEST(MeasuredMemory, IsTheModelsWhereResultsGoToTheNextLayer) {
                            100 * worst[1], 100 * worst[0]);
 }
 
+/// Short sequences, so that sums of gradients take most.
+TEST(MeasuredMemory, IsTheModelsWhereGradientsTravelInSixteenBits) {
+  at::set_num_threads(1);
+  const ModelConfig model = load_model("demo");
+  const Cluster cluster = load_cluster("demo");
+  StrategyRequest request;
+  request.seq_len = 16;
+  request.sequences = 4;
+  request.microbatches = 1;
+  double worst = 0;
+  for (const char* strategy : {"ep", "zebra"}) {
+    for (const int kind : {0, 1, 2, 3}) {
+      Plan plan = find_strategy(strategy).make(model, cluster, request);
+      use_dtype(plan, Dtype::kFp32);
+      plan.wire_reduce = WireReduce::kBf16;
+      plan.shard_optimizer = kind / 2 > 0, plan.error_feedback = kind % 2 > 0;
+      worst = std::max(worst, check_memory(model, cluster, plan, fmt::format("{} {}", strategy, kind)));
+    }
+  }
+  EXPECT_LE(worst, 0.03);
+}
+
 /// Devices and hosts.
 TEST(MeasuredMemory, IsTheModelsWithHosts) {
   at::set_num_threads(1);

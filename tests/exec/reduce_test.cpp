@@ -15,10 +15,12 @@ namespace hetermoe::testing {
 namespace {
 
 /// A state on all devices: expert parallelism.
-Rig ep_rig(RigOptions options, const Cluster& cluster, bool gathers = false) {
+Rig ep_rig(RigOptions options, const Cluster& cluster, bool gathers = false,
+           WireReduce wire = WireReduce::kFp32) {
   const ModelConfig model = load_model("tiny");
   Plan plan = find_strategy("ep").make(model, cluster, small_step());
   if (gathers) shard_weights(plan);
+  plan.wire_reduce = wire;
   return Rig(model, cluster, plan, std::move(options));
 }
 
@@ -45,7 +47,7 @@ struct Sent {
   std::size_t most_exchanges = 0;  ///< of a transfer
 };
 
-Sent run_reduces(const Cluster& cluster, bool gathers) {
+Sent run_reduces(const Cluster& cluster, bool gathers, WireReduce wire = WireReduce::kFp32) {
   Sent sent;
   std::mutex mutex;
   RigOptions options;
@@ -60,7 +62,7 @@ Sent run_reduces(const Cluster& cluster, bool gathers) {
         (local ? own.local : own.network) += static_cast<double>(tensor.nbytes());
     }
   };
-  Rig rig = ep_rig(std::move(options), cluster, gathers);
+  Rig rig = ep_rig(std::move(options), cluster, gathers, wire);
   run_step(rig);
   const WorkModel work(rig.placement(), rig.model(), rig.cluster());
   for (OpId id = 0; id < rig.schedule().num_ops(); ++id) {
@@ -130,9 +132,9 @@ TEST(Reduce, AllDevicesTakeTheTurnsOfItsExchangesInOneOrder) {
 }
 
 /// Parts are whole numbers of elements, which the price does not round.
-void expect_priced(const Cluster& cluster, std::size_t num_exchanges) {
+void expect_priced(const Cluster& cluster, std::size_t num_exchanges, WireReduce wire = WireReduce::kFp32) {
   for (const bool gathers : {false, true}) {
-    const Sent sent = run_reduces(cluster, gathers);
+    const Sent sent = run_reduces(cluster, gathers, wire);
     EXPECT_EQ(sent.most_exchanges, gathers && num_exchanges > 1 ? num_exchanges / 2 : num_exchanges);
     EXPECT_EQ(sent.counted.size(), static_cast<std::size_t>(cluster.num_devices()));
     ASSERT_EQ(sent.priced.size(), sent.counted.size());
@@ -153,6 +155,21 @@ TEST(Reduce, SendsWhatItIsPricedAt) { expect_priced(load_cluster("demo"), 1); }
 TEST(Reduce, InTwoLevelsSendsWhatItIsPricedAt) {
   expect_priced(with_fast_nodes("demo"), 4);
   expect_priced(uneven_nodes(), 4);
+}
+
+TEST(Reduce, InSixteenBitsSendsWhatItIsPricedAt) {
+  expect_priced(load_cluster("demo"), 1, WireReduce::kBf16);
+  expect_priced(with_fast_nodes("demo"), 4, WireReduce::kBf16);
+  expect_priced(uneven_nodes(), 4, WireReduce::kBf16);
+}
+
+/// Sums travel in 2 bytes in place of 4, and are told in 4: three quarters of all.
+TEST(Reduce, InSixteenBitsHalfOfTheFirstHalfIsSent) {
+  for (const Cluster& cluster : {load_cluster("demo"), with_fast_nodes("demo")}) {
+    const Sent wide = run_reduces(cluster, false), narrow = run_reduces(cluster, false, WireReduce::kBf16);
+    for (const auto& [device, bytes] : wide.counted)
+      EXPECT_NEAR(narrow.counted.at(device).network / bytes.network, 0.75, 0.01) << "device " << device;
+  }
 }
 
 /// A node's port carries what its devices do not own once in each direction, not once for each of them.

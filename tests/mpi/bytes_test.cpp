@@ -7,6 +7,7 @@
 #include "hetermoe/routing/analysis.h"
 #include "hetermoe/train/run/route_probe.h"
 #include "tests/mpi/job.h"
+#include "tests/support/fast_nodes.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"
 
@@ -153,14 +154,15 @@ TEST(Mpi, CountedBytesOfRowsAreThoseThatFollowFromTheRoutes) {
   }
 }
 
-TEST(Mpi, RowsWithScalesHaveTheBitsOfOneProcess) {
+/// Three steps, so that what a step keeps for the next counts.
+void expect_bits_of_one_process(const Cluster& cluster, void (*change)(Plan&)) {
   const ModelConfig model = load_model("tiny");
-  const Cluster cluster = load_cluster("demo");
   for (const char* strategy : {"ep", "zebra"}) {
     Plan plan = find_strategy(strategy).make(model, cluster, small_step());
     use_dtype(plan, Dtype::kBf16);
-    plan.wire_forward = plan.wire_backward = Wire::kFp8Row;
-    const StepInput input = random_input(plan, model);
+    change(plan);
+    StepInput input = random_input(plan, model);
+    input.learning_rate = 1e-2;
     Session::Options options{{true, 1, true}, {}, {}};
     Session whole(model, cluster, plan, options);
     whole.initialize(1);
@@ -171,11 +173,30 @@ TEST(Mpi, RowsWithScalesHaveTheBitsOfOneProcess) {
     Session part(model, cluster, plan, options,
                  [&](const Schedule&) { return make_mpi_transport(*job, rank_of); });
     part.initialize(1);
-    const StepResult expected = whole.train_step(input), got = part.train_step(input);
-    EXPECT_EQ(got.grad_norm, expected.grad_norm) << strategy;
+    for (input.step = 0; input.step < 3; ++input.step) {
+      const StepResult expected = whole.train_step(input), got = part.train_step(input);
+      EXPECT_EQ(got.loss, expected.loss) << strategy;
+      EXPECT_EQ(got.grad_norm, expected.grad_norm) << strategy;
+    }
     const TensorsByName values = whole.values();
     for (const auto& [name, value] : part.values()) EXPECT_TRUE(at::equal(value, values.at(name))) << name;
     job->gather("");
+  }
+}
+
+TEST(Mpi, RowsWithScalesHaveTheBitsOfOneProcess) {
+  expect_bits_of_one_process(load_cluster("demo"),
+                             [](Plan& plan) { plan.wire_forward = plan.wire_backward = Wire::kFp8Row; });
+}
+
+TEST(Mpi, RoundedGradientsHaveTheBitsOfOneProcess) {
+  for (const Cluster& cluster : {load_cluster("demo"), with_fast_nodes("demo")}) {
+    expect_bits_of_one_process(cluster, [](Plan& plan) { plan.wire_reduce = WireReduce::kBf16; });
+    expect_bits_of_one_process(cluster, [](Plan& plan) {
+      plan.wire_reduce = WireReduce::kBf16;
+      plan.error_feedback = true;
+      plan.shard_optimizer = true;
+    });
   }
 }
 

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "hetermoe/plan/plan.h"
+#include "hetermoe/plan/offload.h"
 #include "tests/support/strategy_plans.h"
 
 namespace hetermoe {
@@ -40,6 +40,69 @@ TEST(Wire, APlanKeepsItInItsFile) {
   Json wrong = json;
   wrong["wire_forward"] = "fp8";
   EXPECT_THROW(plan_from_json(wrong, "plan"), ConfigError);
+}
+
+struct SummedPlan {
+  Cluster cluster = testing::make_cluster(2);
+  ModelConfig model = testing::tiny_mixtral();
+  Plan plan = find_strategy("ep").make(model, cluster, testing::small_step());
+
+  SummedPlan() {
+    testing::use_dtype(plan, Dtype::kBf16);
+    plan.wire_reduce = WireReduce::kBf16;
+    plan.error_feedback = true;
+  }
+  /// What validate() says; "" = nothing.
+  std::string fault() const {
+    const std::vector<std::string> faults = validate(plan, model, cluster);
+    return faults.empty() ? "" : faults[0];
+  }
+  void expect_fault(const std::string& words) const {
+    EXPECT_NE(fault().find(words), std::string::npos) << fault();
+  }
+};
+
+TEST(WireReduce, APlanThatAsksForNothingKeepsItsText) {
+  SummedPlan c;
+  const Json asked = to_json(c.plan);
+  EXPECT_EQ(asked.at("wire_reduce"), "bf16");
+  EXPECT_EQ(asked.at("error_feedback"), true);
+  EXPECT_EQ(plan_from_json(asked, "plan").wire_reduce, WireReduce::kBf16);
+  EXPECT_TRUE(plan_from_json(asked, "plan").error_feedback);
+  c.plan.wire_reduce = WireReduce::kFp32, c.plan.error_feedback = false;
+  EXPECT_FALSE(to_json(c.plan).contains("wire_reduce"));
+  EXPECT_FALSE(to_json(c.plan).contains("error_feedback"));
+  Json wrong = asked;
+  wrong["wire_reduce"] = "fp16";
+  EXPECT_THROW(plan_from_json(wrong, "plan"), ConfigError);
+}
+
+TEST(WireReduce, GradientsTravelInItAndElseAsTheyAreKept) {
+  SummedPlan c;
+  EXPECT_EQ(reduce_dtype_of(c.plan, 0), Dtype::kBf16);
+  EXPECT_EQ(grad_dtype_of(c.plan, 0), Dtype::kFp32);
+  c.plan.wire_reduce = WireReduce::kFp32;
+  EXPECT_EQ(reduce_dtype_of(c.plan, 0), Dtype::kFp32);
+  testing::use_fp64(c.plan);
+  EXPECT_EQ(reduce_dtype_of(c.plan, 0), Dtype::kFp64);
+}
+
+TEST(WireReduce, WhatMakesNoSenseIsRefusedByName) {
+  EXPECT_EQ(SummedPlan().fault(), "");
+  SummedPlan narrow;
+  narrow.plan.grad_dtype = Dtype::kBf16;
+  narrow.expect_fault("[wire_reduce] got bf16, but device 0 keeps gradients in bf16");
+  SummedPlan nothing_lost;
+  nothing_lost.plan.wire_reduce = WireReduce::kFp32;
+  nothing_lost.expect_fault("[error_feedback] got true, but gradients travel as they are kept");
+  SummedPlan sharded;
+  shard_weights(sharded.plan);
+  sharded.expect_fault("[error_feedback] got true, but weights are sharded");
+  sharded.plan.error_feedback = false;
+  EXPECT_EQ(sharded.fault(), "");
+  SummedPlan scaled;
+  testing::use_dtype(scaled.plan, Dtype::kFp16);
+  scaled.expect_fault("[error_feedback] got true, but device 0 computes in fp16");
 }
 
 }  // namespace

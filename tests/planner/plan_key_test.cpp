@@ -72,6 +72,7 @@ TEST(PlanKey, TellsQueuesAndRowsApart) {
 TEST(PlanKey, TellsDtypesAndSlotsApart) {
   EXPECT_TRUE(tells_apart([](Plan& plan) { plan.master = Master::kNone; }));
   EXPECT_TRUE(tells_apart([](Plan& plan) { plan.grad_dtype = Dtype::kBf16; }));
+  EXPECT_TRUE(tells_apart([](Plan& plan) { plan.wire_reduce = WireReduce::kBf16; }));
   EXPECT_TRUE(tells_apart([](Plan& plan) { plan.moments_dtype = Dtype::kBf16; }));
   EXPECT_TRUE(tells_apart([](Plan& plan) { plan.slots.experts += 1; }));
 }

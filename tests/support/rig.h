@@ -78,6 +78,7 @@ class Rig {
     for (const DeviceId device : devices) {
       states_.push_back(
           std::make_unique<DeviceState>(device, schedule_, model_, storage_options(plan_, device)));
+      states_.back()->store().keep_lost(plan_, schedule_.states);
       pointers.push_back(states_.back().get());
     }
     executor_ = std::make_unique<Executor>(context_, pointers, *transport_, options.executor);

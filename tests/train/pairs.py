@@ -52,6 +52,8 @@ FEATURES = {
     "combine to next": {"plan.combine_to": "next"},
     "bf16": {"plan.attention_dtype": "bf16", "plan.expert_dtype": "bf16", "plan.wire_dtype": "bf16"},
     "fp8 rows": {"plan.wire_dtype": "fp8_row"},
+    "bf16 sums": {"plan.wire_reduce": "bf16"},
+    "error feedback": {"plan.wire_reduce": "bf16", "plan.error_feedback": "true"},
     "capacity": {"train.capacity_factor": 1.0},
     "teams": {"plan.team": "[2]"},
     "two processes": {},

@@ -93,7 +93,7 @@ void check_copies(OpContext& d, DeviceId source, const char* what, i64 got, i64 
 
 /// Rows of an op as they travel, and those that came as numbers: in this device's dtype where they had
 /// scales.
-at::Tensor encoded(const OpContext& d, const Op& op, const at::Tensor& x_RD);
+at::Tensor encoded(OpContext& d, const Op& op, const at::Tensor& x_RD);
 at::Tensor decoded(const OpContext& d, const Op& op, const at::Tensor& received);
 
 /// combine and dispatch.B: rows by the counts that dispatch.F told.

@@ -8,7 +8,9 @@
 // gradient. reduce: then it tells the others the sums. all_gather: it tells them its part of the updated
 // weights. Gathered weights (State::gathered) are here in parts: all_gather makes them whole for a visit, and
 // reduce_scatter adds what a visit leaves to the own part of the gradients. Among several nodes each of these
-// goes in two levels where that pays (TwoLevel), else all exchange with all.
+// goes in two levels where that pays (TwoLevel), else all exchange with all. With Plan::wire_reduce each part
+// of a gradient, or of a node's sum of it, is rounded by the device that sends it to be summed. What a device
+// sums itself is not.
 namespace hetermoe {
 namespace {
 
@@ -33,8 +35,11 @@ std::vector<at::Tensor> clones(std::vector<at::Tensor> tensors) {
   return tensors;
 }
 
-/// Tensor `t` of all messages, added in their order, as one device would do it. Into `sum`, or new memory.
-at::Tensor sum_of(const OpContext& d, const std::vector<Message>& in, std::size_t t, at::Tensor sum = {}) {
+/// Tensor `t` of all messages, added in their order and in the dtype of gradients, as one device would do it.
+/// Into `sum`, or new memory.
+at::Tensor sum_of(OpContext& d, const Op& op, const std::vector<Message>& in, std::size_t t,
+                  at::Tensor sum = {}) {
+  const at::ScalarType dtype = grads_of(d, op).front().scalar_type();
   bool first = true;
   for (const Message& message : in) {
     if (message.tensors.empty()) continue;  // of two levels: the sender stands for other parts
@@ -44,12 +49,30 @@ at::Tensor sum_of(const OpContext& d, const std::vector<Message>& in, std::size_
     else if (sum.defined())
       sum.copy_(term);
     else
-      sum = term.clone();
+      sum = term.to(dtype, /*non_blocking=*/false, /*copy=*/true);
   }
   return sum;
 }
 
 // ---- Sums ----
+
+bool travels_narrow(const OpContext& d) { return d.p.plan().wire_reduce == WireReduce::kBf16; }
+
+/// A part of the gradients, or of a node's sums of them, as it travels to the device that sums it. Where what
+/// is lost is kept, the part itself is changed: the sum is written over it later.
+std::vector<at::Tensor> as_sent(OpContext& d, const Op& op, std::size_t part,
+                                std::vector<at::Tensor> tensors) {
+  if (!travels_narrow(d)) return tensors;
+  const Wire wire = wire_of(reduce_dtype_of(d.p.plan(), d.p.first_device(d.device())));
+  const std::vector<at::Tensor> lost = parts_of_all(d, op, d.state.tensors(op.state).lost, part);
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    const at::Tensor exact = tensors[t];
+    tensors[t] = lost.empty() ? encode(exact, wire) : encode_with_feedback(exact, lost[t], wire);
+    if (exact.numel() > 0 && !d.wire_losses.gradients.defined())
+      d.wire_losses.gradients = wire_loss(exact, tensors[t]);
+  }
+  return tensors;
+}
 
 /// To each participant its parts. Copies, for what comes back is written over the gradients. What a visit
 /// leaves, or zeros, gives its memory up to the messages.
@@ -58,8 +81,10 @@ void pack_parts(OpContext& d, const Op& op, Devices participants, std::vector<Me
   if (state.gathered())
     d.state.store().open_grads(state.part, state.part == UnitPart::kHead ? d.p.num_layers() : state.layer);
   for (std::size_t i = 0; i < participants.size(); ++i) {
+    const bool sent = participants[i] != d.device();
     out[i].tensors = parts_of_all(d, op, grads_of(d, op), i);
-    if (!state.gathered()) out[i].tensors = clones(std::move(out[i].tensors));
+    if (sent) out[i].tensors = as_sent(d, op, i, std::move(out[i].tensors));
+    if (!state.gathered() && !(sent && travels_narrow(d))) out[i].tensors = clones(std::move(out[i].tensors));
   }
 }
 
@@ -67,11 +92,11 @@ void pack_parts(OpContext& d, const Op& op, Devices participants, std::vector<Me
 void keep_own_sum(OpContext& d, const Op& op, Devices, std::vector<Message>& in) {
   const StateTensors& state = d.state.tensors(op.state);
   if (gathered(d, op)) {
-    for (std::size_t t = 0; t < state.taken.size(); ++t) state.taken[t].add_(sum_of(d, in, t));
+    for (std::size_t t = 0; t < state.taken.size(); ++t) state.taken[t].add_(sum_of(d, op, in, t));
     return;
   }
   const std::vector<at::Tensor> own = parts_of_all(d, op, state.grads, own_part(d, op));
-  for (std::size_t t = 0; t < own.size(); ++t) sum_of(d, in, t, own[t]);
+  for (std::size_t t = 0; t < own.size(); ++t) sum_of(d, op, in, t, own[t]);
 }
 
 /// To each device of the node the parts for which it stands. They are not written before it has them: this
@@ -83,8 +108,9 @@ void pack_for_node(OpContext& d, const Op& op, Devices mates, std::vector<Messag
   const TwoLevel levels = levels_of(d, op);
   for (std::size_t i = 0; i < mates.size(); ++i) {
     for (const std::size_t part : levels.parts_of(position(holders_of(d, op), mates[i]))) {
-      for (const at::Tensor& tensor : parts_of_all(d, op, grads_of(d, op), part))
-        out[i].tensors.push_back(tensor);
+      std::vector<at::Tensor> tensors = parts_of_all(d, op, grads_of(d, op), part);
+      if (mates[i] != d.device()) tensors = as_sent(d, op, part, std::move(tensors));
+      std::move(tensors.begin(), tensors.end(), std::back_inserter(out[i].tensors));
     }
   }
 }
@@ -94,15 +120,17 @@ void sum_of_node(OpContext& d, const Op& op, Devices, std::vector<Message>& in) 
   d.node_sums.clear();
   for (std::size_t t = 0; t < in[0].tensors.size(); ++t) {
     if (t % count == 0) d.node_sums.emplace_back();
-    d.node_sums.back().push_back(sum_of(d, in, t));
+    d.node_sums.back().push_back(sum_of(d, op, in, t));
   }
 }
 
 /// To the owner of each part for which this device stands the sum of the node.
 void pack_node_sums(OpContext& d, const Op& op, Devices partners, std::vector<Message>& out) {
-  const std::vector<std::size_t> parts = levels_of(d, op).parts_of(own_part(d, op));
+  const std::size_t own = own_part(d, op);
+  const std::vector<std::size_t> parts = levels_of(d, op).parts_of(own);
   for (std::size_t i = 0; i < parts.size(); ++i)
-    out[position(partners, holders_of(d, op)[parts[i]])].tensors = d.node_sums[i];
+    out[position(partners, holders_of(d, op)[parts[i]])].tensors =
+        parts[i] == own ? d.node_sums[i] : as_sent(d, op, parts[i], d.node_sums[i]);
   d.node_sums.clear();
 }
 
@@ -187,9 +215,16 @@ at::ScalarType dtype_of(const OpContext& d, const Op& op, PlaceId sender) {
                                                        : plan.dtype[idx(sender)]);
 }
 
+/// Of gradients on their way to be summed here.
+at::ScalarType sent_dtype(const OpContext& d, PlaceId sender) {
+  const DeviceId device = d.p.first_device(sender);
+  return scalar_type(sender == d.device() ? grad_dtype_of(d.p.plan(), device)
+                                          : reduce_dtype_of(d.p.plan(), device));
+}
+
 MessageShape expected_own(OpContext& d, const Op& op, DeviceId peer, const Message&) {
   MessageShape shape;
-  add_shapes(d, op, own_part(d, op), dtype_of(d, op, peer), shape);
+  add_shapes(d, op, own_part(d, op), sent_dtype(d, peer), shape);
   return shape;
 }
 
@@ -200,17 +235,17 @@ MessageShape expected_theirs(OpContext& d, const Op& op, DeviceId peer, const Me
 }
 
 /// All parts for which a device of the node stands.
-MessageShape shape_of_stand_in(OpContext& d, const Op& op, DeviceId stand_in, DeviceId sender) {
+MessageShape shape_of_stand_in(OpContext& d, const Op& op, DeviceId stand_in, at::ScalarType dtype) {
   MessageShape shape;
   for (const std::size_t part : levels_of(d, op).parts_of(position(holders_of(d, op), stand_in)))
-    add_shapes(d, op, part, dtype_of(d, op, sender), shape);
+    add_shapes(d, op, part, dtype, shape);
   return shape;
 }
 MessageShape expected_from_node(OpContext& d, const Op& op, DeviceId peer, const Message&) {
-  return shape_of_stand_in(d, op, d.device(), peer);
+  return shape_of_stand_in(d, op, d.device(), sent_dtype(d, peer));
 }
 MessageShape expected_from_mate(OpContext& d, const Op& op, DeviceId peer, const Message&) {
-  return shape_of_stand_in(d, op, peer, peer);
+  return shape_of_stand_in(d, op, peer, dtype_of(d, op, peer));
 }
 
 MessageShape expected_node_sum(OpContext& d, const Op& op, DeviceId peer, const Message& own) {

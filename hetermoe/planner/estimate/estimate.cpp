@@ -203,10 +203,11 @@ class EndOfStep {
 
   Seconds run() const {
     const Bytes gradient = 4, weight = bytes_of(rates_.request().dtype);
+    const Bytes sent = rates_.request().wire_reduce == WireReduce::kBf16 ? 2 : gradient;
     Seconds hidden = kinds_.front().time.hides, reduce = 0, update = 0, gather = 0;
     for (const Kind& kind : kinds_) {
       hidden = std::min(hidden, kind.time.hides);
-      reduce = std::max(reduce, exchange(kind, sharded_ ? gradient : 2 * gradient));
+      reduce = std::max(reduce, exchange(kind, sharded_ ? sent : sent + gradient));
       if (sharded_) gather = std::max(gather, exchange(kind, weight));
       for (const Part& part : kind.parts) update = std::max(update, rates_.update(part.cls, updated(part)));
     }

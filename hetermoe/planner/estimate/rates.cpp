@@ -104,7 +104,7 @@ Plan blank_plan(const PlanRequest& request, Recompute recompute) {
   plan.wire_forward = plan.wire_backward = request.wire.value_or(wire_of(request.dtype));
   plan.recompute = recompute;
   plan.master = request.master, plan.moments_dtype = request.moments_dtype;
-  plan.grad_dtype = request.grad_dtype;
+  plan.grad_dtype = request.grad_dtype, plan.wire_reduce = request.wire_reduce;
   return plan;
 }
 

@@ -138,14 +138,15 @@ void StageCosts::add_states(Part& part, const StageDevices& stage, const Held& h
     part.attention_visit = parameters * housed.visits.weights_and_gradients();
     part.states = parameters * housed.stays.total(order_.shard_optimizer ? holders : 1);
     // Hosts sum the gradients of what visits.
-    part.reduction = reduction_bytes(parameters, holders, housed.stays.gradients);
+    part.reduction =
+        reduction_bytes(parameters, holders, housed.stays.gradients, rates_.request().wire_reduce);
     return;
   }
   if (rates_.request().limits.host_use != HostUse::kNone && !rates_.trained().adapts()) {
     part.states = parameters * state.weights_and_gradients();
     // Where attention parts live on hosts, embedding and head do, too.
     if (!rates_.visits(UnitPart::kAttention))
-      part.reduction = reduction_bytes(parameters, holders, state.gradients);
+      part.reduction = reduction_bytes(parameters, holders, state.gradients, rates_.request().wire_reduce);
     return;
   }
   if (rates_.request().limits.gather_weights && holders > 1) {
@@ -159,7 +160,7 @@ void StageCosts::add_states(Part& part, const StageDevices& stage, const Held& h
     return;
   }
   part.states = parameters * state.total(order_.shard_optimizer ? holders : 1);
-  part.reduction = reduction_bytes(parameters, holders, state.gradients);
+  part.reduction = reduction_bytes(parameters, holders, state.gradients, rates_.request().wire_reduce);
 }
 
 /// A layer of a window: what its devices compute, or what their ports carry, or the chain of one microbatch.
@@ -192,10 +193,12 @@ StageCosts::Part StageCosts::layer(const StageDevices& stage, bool dense, Recomp
     const Housed housed = rates_.housed(UnitPart::kExperts);
     part.experts_visit = held * housed.visits.weights_and_gradients();
     part.states += held * housed.stays.total(order_.shard_optimizer ? groups : 1);
-    part.reduction = std::max(part.reduction, reduction_bytes(held, groups, housed.stays.gradients));
+    part.reduction = std::max(
+        part.reduction, reduction_bytes(held, groups, housed.stays.gradients, rates_.request().wire_reduce));
   } else {
     part.states += held * rates_.state_bytes(UnitPart::kExperts, order_.shard_optimizer ? groups : 1);
-    part.reduction = std::max(part.reduction, reduction_bytes(held, groups, state.gradients));
+    part.reduction = std::max(part.reduction,
+                              reduction_bytes(held, groups, state.gradients, rates_.request().wire_reduce));
   }
   const double all_tokens = real(order_.largest * rates_.request().seq_len);
   part.experts = experts_memory(

@@ -33,7 +33,7 @@ void apply(const Setting& setting, Plan& plan) {
   plan.dtype.assign(plan.dtype.size(), setting.dtype);
   plan.wire_forward = plan.wire_backward = setting.wire.value_or(wire_of(setting.dtype));
   plan.row_dedup = !setting.published;
-  plan.grad_dtype = grad_dtype_of(setting);
+  plan.grad_dtype = grad_dtype_of(setting), plan.wire_reduce = setting.wire_reduce;
 }
 
 std::optional<Dtype> grad_dtype_of(const Setting& setting) {

@@ -15,7 +15,8 @@ struct Setting {
   Dtype dtype = Dtype::kFp16;
   std::optional<Wire> wire = {};         ///< how rows travel; none = in dtype
   std::optional<Dtype> grad_dtype = {};  ///< in which gradients are kept and reduced; none = fp32
-  Bytes memory_reserve = 0;              ///< of each device, kept free of what usable_memory() allows
+  WireReduce wire_reduce = WireReduce::kFp32;
+  Bytes memory_reserve = 0;  ///< of each device, kept free of what usable_memory() allows
   /// true: as the published systems. A row travels per expert copy, EP sends tokens again for recomputation,
   /// and zebra's queues are bound by name. Gradients are kept and reduced in the 16 bits of the weights, as
   /// DeepSpeed does in fp16. Pipelines and EP divide the optimizer's state over replicas. false: a token

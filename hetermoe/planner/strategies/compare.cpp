@@ -46,7 +46,7 @@ class Comparison {
       : predictor_(model, cluster, options.software), roles_(default_roles(cluster)), options_(options) {
     setting_.seq_len = seq_len;
     setting_.dtype = options.dtype, setting_.wire = options.wire;
-    setting_.grad_dtype = options.grad_dtype;
+    setting_.grad_dtype = options.grad_dtype, setting_.wire_reduce = options.wire_reduce;
     setting_.memory_reserve = options.limits.memory_reserve;
     setting_.published = options.published;
     setting_.check_memory = options.check_memory;
@@ -115,7 +115,7 @@ class Comparison {
     request.seq_len = setting_.seq_len;
     request.sequences = setting_.sequences;
     request.dtype = setting_.dtype, request.wire = setting_.wire;
-    request.grad_dtype = grad_dtype_of(setting_);
+    request.grad_dtype = grad_dtype_of(setting_), request.wire_reduce = setting_.wire_reduce;
     request.software = predictor_.software();
     request.limits = options_.limits;
     request.limits.idle.clear();  // they are not in this cluster

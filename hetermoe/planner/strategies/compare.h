@@ -46,8 +46,9 @@ struct CompareOptions {
   Dtype dtype = Dtype::kFp16;
   std::optional<Wire> wire = {};         ///< see Setting
   std::optional<Dtype> grad_dtype = {};  ///< see Setting
-  bool published = false;                ///< see Setting; of `best` the dtype of gradients alone
-  bool check_memory = true;              ///< a plan that overfills a device is no candidate
+  WireReduce wire_reduce = WireReduce::kFp32;
+  bool published = false;    ///< see Setting; of `best` the dtype of gradients alone
+  bool check_memory = true;  ///< a plan that overfills a device is no candidate
   SoftwareConstants software;
 };
 

@@ -107,6 +107,7 @@ class PipelineTuner {
     request.model = predictor.model(), request.cluster = predictor.cluster();
     request.seq_len = setting.seq_len, request.sequences = setting.sequences;
     request.dtype = setting.dtype, request.wire = setting.wire, request.grad_dtype = grad_dtype_of(setting);
+    request.wire_reduce = setting.wire_reduce;
     request.limits.memory_reserve = setting.memory_reserve;
     request.software = predictor.software();
     return request;

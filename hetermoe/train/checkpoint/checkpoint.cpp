@@ -186,6 +186,16 @@ Json read_info(const fs::path& folder) {
   return json;
 }
 
+/// Zeros where the run that wrote the checkpoint kept none on this place.
+void load_lost(const Archive& archive, const LogicalTensor& tensor, PlaceId place) {
+  if (!tensor.lost.defined()) return;
+  const std::string name = lost_name(tensor.name, place);
+  if (archive.has(name))
+    tensor.lost.copy_(archive.read(name, tensor.lost.sizes()));
+  else
+    tensor.lost.zero_();
+}
+
 void load_tensor(const Archive& archive, const LogicalTensor& tensor) {
   // A low-precision value is a rounding of its master, which is the parameter.
   const std::string master = tensor.name + ".master";
@@ -315,7 +325,10 @@ void load_checkpoint(const FoundCheckpoint& checkpoint, const ModelConfig& model
   }
   const Archive archive(checkpoint.path, info.at("files"));
   for (DeviceState* state : states) {
-    for (const LogicalTensor& tensor : state->store().tensors()) load_tensor(archive, tensor);
+    for (const LogicalTensor& tensor : state->store().tensors()) {
+      load_tensor(archive, tensor);
+      load_lost(archive, tensor, state->device());
+    }
     state->store().set_updates(checkpoint.info.step - checkpoint.info.skipped - checkpoint.info.forgotten);
   }
 }

@@ -8,6 +8,10 @@
 
 namespace hetermoe {
 
+std::string lost_name(const std::string& tensor, PlaceId place) {
+  return fmt::format("{}.lost.{}", tensor, place);
+}
+
 std::string piece_name(const std::string& tensor, std::optional<i64> first) {
   return first ? fmt::format("{}@{}", tensor, *first) : tensor + "@";
 }

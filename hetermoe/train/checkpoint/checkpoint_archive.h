@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "hetermoe/base/json.h"
+#include "hetermoe/base/types.h"
 #include "hetermoe/weights/safetensors.h"
 
 namespace hetermoe {
@@ -14,6 +15,8 @@ namespace hetermoe {
 /// In a checkpoint, of what a device keeps of a divided tensor from element `first` on; without it what the
 /// names of all its pieces begin with.
 std::string piece_name(const std::string& tensor, std::optional<i64> first);
+/// Of what a place's gradients of a tensor lost on their way (StateTensors::lost).
+std::string lost_name(const std::string& tensor, PlaceId place);
 
 /// The tensors of all files of a checkpoint by name.
 class Archive {

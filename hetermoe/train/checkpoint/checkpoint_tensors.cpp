@@ -40,6 +40,8 @@ void collect_tensors(const std::vector<DeviceState*>& states, CheckpointShard& s
       else if (tensor.first_owner)
         (is_adapter(tensor.name) ? shard.optimizer : shard.model)
             .push_back(copied(tensor.name, tensor.value));
+      if (tensor.lost.defined())
+        shard.optimizer.push_back(copied(lost_name(tensor.name, state->device()), tensor.lost));
       if (!tensor.first_owner && !tensor.sharded) continue;
       const auto add = [&](const char* suffix, const at::Tensor& moment) {
         if (!moment.defined() || (tensor.sharded && moment.numel() == 0)) return;

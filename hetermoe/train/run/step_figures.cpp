@@ -75,6 +75,7 @@ void add_figures(RunState& run, StepRecord& record) {
   record.loss = last.loss;
   record.aux_loss = last.aux_loss;
   record.grad_norm = last.grad_norm;
+  record.rows_error = last.rows_error, record.gradients_error = last.gradients_error;
   record.step_s = last.step;
   const SentBytes::OfStep sent = run.sent.take(record.step - 1);
   record.sent = sent.all;

@@ -23,8 +23,8 @@ std::string name_of_run(const Job& job, const Plan& plan, std::size_t num_runs) 
   return name;
 }
 
-/// What travels in fewer bits than it is computed in; empty = nothing has scales.
-std::string wire_note(const Plan& plan) {
+/// How rows travel that have scales; empty = none has.
+std::string rows_note(const Plan& plan) {
   const bool forward = has_scales(plan.wire_forward), backward = has_scales(plan.wire_backward);
   if (!forward && !backward) return "";
   const Wire wire = forward ? plan.wire_forward : plan.wire_backward;
@@ -33,6 +33,14 @@ std::string wire_note(const Plan& plan) {
                                 : "rows of experts and their gradients";
   return fmt::format("{} travel in {}, rows between other parts in {} (docs/precision.md)", what,
                      name_of(wire), name_of(without_scales(wire)));
+}
+
+/// How gradients travel in fewer bits than they are kept in; empty = they do not.
+std::string sums_note(const Plan& plan) {
+  if (plan.wire_reduce == WireReduce::kFp32) return "";
+  return fmt::format("gradients travel in {} to the device that sums them{} (docs/precision.md)",
+                     name_of(plan.wire_reduce),
+                     plan.error_feedback ? ", which keeps what rounding takes for the next step" : "");
 }
 
 /// The runs of a job, one for each strategy, and the files that they write while they go on.
@@ -89,8 +97,8 @@ class JobRuns {
     Trainer trainer(jobs_[i], model_, cluster_, run.plan, data, processes_, options_.checkpoints);
     run.predicted = trainer.predict();
     if (!options_.execute) return;
-    if (const std::string note = wire_note(run.plan); options_.hooks.on_note && !note.empty())
-      options_.hooks.on_note(note);
+    for (const std::string& note : {rows_note(run.plan), sums_note(run.plan)})
+      if (options_.hooks.on_note && !note.empty()) options_.hooks.on_note(note);
     if (options_.end_after > 0) trainer.end_after(options_.end_after);
     if (!options_.mark.empty()) trainer.mark_first(options_.mark);
     run.outcome = trainer.run(hooks_of(i, trainer), options_.timed_steps);

@@ -69,6 +69,7 @@ void Session::adopt(Passes next) {
   });
   for (const std::unique_ptr<DeviceState>& state : states_) state->store().set_updates(updates);
   passes_ = std::move(next);
+  keep_lost();
   start(*passes_.train);
 }
 

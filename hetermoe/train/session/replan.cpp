@@ -82,6 +82,7 @@ void keep_dtypes(Plan& plan, const Plan& before) {
   plan.wire_backward = before.wire_backward;
   plan.master = before.master, plan.moments_dtype = before.moments_dtype;
   plan.grad_dtype = before.grad_dtype;
+  plan.wire_reduce = before.wire_reduce, plan.error_feedback = before.error_feedback;
 }
 
 /// Why a plan cannot run this job; empty = it can.
@@ -105,6 +106,7 @@ struct PlannerPlan {
 std::string beyond_planner(const Job& job, const Plan& plan) {
   if (uses_hosts(plan) || job.train.staleness > 0) return "parameters on hosts";
   if (plan.guest_slots > 0) return "guests";
+  if (plan.error_feedback) return "error feedback";
   if (plan.tally || plan.foreseen) return "the division of copies in each exchange";
   return "";
 }
@@ -121,7 +123,7 @@ PlannerPlan ask_planner(const Job& job, const Plan& before, const ModelConfig& m
   request.dtype = emulated_plan(job, before).dtype[static_cast<std::size_t>(survivors[0])];
   if (has_scales(before.wire_forward)) request.wire = before.wire_forward;
   request.master = before.master, request.moments_dtype = before.moments_dtype;
-  request.grad_dtype = before.grad_dtype;
+  request.grad_dtype = before.grad_dtype, request.wire_reduce = before.wire_reduce;
   const StepOptions step = step_options(job, model);
   request.trained = {step.frozen, step.lora};
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) {

@@ -64,6 +64,7 @@ Session::Session(ModelConfig model, Cluster cluster, Plan plan, Options options,
   order_launches(*passes_.train, options_.launch_by);
   order_launches(*passes_.forward, options_.launch_by);
   add_states(*passes_.train, passes_.train->schedule);
+  keep_lost();
   start(*passes_.train);
 }
 
@@ -100,6 +101,11 @@ void Session::add_states(const Pass& pass, const Schedule& placed) {
     states_.push_back(std::make_unique<DeviceState>(place, placed, model_, storage));
     if (options_.step.staleness > 0) states_.back()->store().let_updates_lag();
   }
+}
+
+void Session::keep_lost() {
+  for (const std::unique_ptr<DeviceState>& state : states_)
+    state->store().keep_lost(passes_.train->plan, passes_.train->schedule.states);
 }
 
 void Session::start(Pass& pass) {

@@ -100,6 +100,8 @@ class Session {
   };
   Passes make_passes(Plan plan) const;
   void order_launches(Pass& pass, const CostModel* by) const;
+  /// Of what gradients lose on their way; once the states lie as the plan says.
+  void keep_lost();
   void start(Pass& pass);
   void add_states(const Pass& pass, const Schedule& placed);
   Timeline migrate(const Migration& migration, const Pass& next);
