@@ -52,7 +52,8 @@ class Maker {
 
   std::vector<std::pair<Seconds, Plan>> allocated() {
     const i64 devices = request_.cluster.num_devices();
-    if (request_.cluster.nodes.size() < 2 || devices > kMostDevices || request_.model.num_moe_layers() == 0)
+    if (rates_.num_classes() < 2 || request_.cluster.nodes.size() < 2 || devices > kMostDevices ||
+        request_.model.num_moe_layers() == 0)
       return {};
     for (const i64 stages : {2, 4}) {
       if (stages > std::min(request_.model.num_layers, devices / 2)) break;
@@ -96,7 +97,7 @@ class Maker {
       count -= cls.size();
       if (count <= 0) break;
     }
-    return count == 0 && rates_.num_classes() > 1;
+    return count == 0;
   }
 
   MixedStages stages_of(i64 group, i64 groups, i64 stages, std::size_t first, std::size_t end) const {
