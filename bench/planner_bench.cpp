@@ -1,6 +1,7 @@
 #include <benchmark/benchmark.h>
 
 #include "hetermoe/planner/planner.h"
+#include "hetermoe/planner/strategies/allocation.h"
 #include "tests/support/stage_oracle.h"
 
 // How long a plan takes to find, on one core, and how good it is.
@@ -49,6 +50,19 @@ BENCHMARK_CAPTURE(find, 128_and_384, {{"A100-40", 128}, {"V100", 384}})
 BENCHMARK_CAPTURE(find, 3_types_of_256, {{"A100-40", 256}, {"V100", 256}, {"T4", 256}})
     ->Unit(benchmark::kMillisecond)
     ->Iterations(1);
+
+/// Devices and ports for attention and experts: 128 devices of two kinds, 128 ports.
+void allocation(benchmark::State& state) {
+  AllocationInput input{.devices = {}, .transfer = 30, .nics = 128};
+  for (int d = 0; d < 128; ++d)
+    input.devices.push_back(d % 2 == 0 ? AllocationInput::Device{300, 200}
+                                       : AllocationInput::Device{500, 250});
+  Allocation best;
+  for (auto _ : state) benchmark::DoNotOptimize(best = allocate(input));
+  state.counters["attention"] = static_cast<double>(best.attention);
+  state.counters["attention_nics"] = static_cast<double>(best.attention_nics);
+}
+BENCHMARK(allocation)->Unit(benchmark::kMillisecond);
 
 /// Random small instances: how far the planner's best is from that of an exact branch and bound. Gaps below
 /// a per cent count as one; instances that take the oracle more than most_simulated simulations are left

@@ -11,10 +11,18 @@
 namespace hetermoe {
 namespace {
 
+/// Share of its node's port that a device has, alone or with others: balancers know the whole port alone.
+double part_of_port(const Plan& plan, const Cluster& cluster, DeviceId device) {
+  if (plan.nics.empty()) return 1;
+  const Network network(cluster, plan.nics);
+  return network.bandwidth(network.port(network.net_port(device))) /
+         cluster.nodes[idx(cluster.node_of(device))].network;
+}
+
 /// Seconds at the port of a device's node for a copy that comes from another node, all phases. Its rows are a
 /// part of one: a token whose experts share a device is sent once.
 Seconds copy_seconds_at_port(const CostModel& cost, const Placement& placement, const ModelConfig& model,
-                             Op op, DeviceId device, double rows) {
+                             const Cluster& cluster, Op op, DeviceId device, double rows) {
   const Plan& plan = placement.plan();
   const std::vector<Phase> phases = expert_phases(plan);
   Seconds sum = 0;
@@ -27,7 +35,7 @@ Seconds copy_seconds_at_port(const CostModel& cost, const Placement& placement, 
       sum += transfer.seconds() - transfer.latency;
     }
   }
-  return sum;
+  return sum * part_of_port(plan, cluster, device);
 }
 
 }  // namespace
@@ -48,7 +56,7 @@ std::vector<NodePort> node_ports(const CostModel& cost, const Placement& placeme
     NodePort& port = ports[cluster.devices[idx(device)].node];
     if (port.copy_s == 0) {
       port.node = cluster.devices[idx(device)].node;
-      port.copy_s = copy_seconds_at_port(cost, placement, model, op, device, rows) / unit;
+      port.copy_s = copy_seconds_at_port(cost, placement, model, cluster, op, device, rows) / unit;
     }
     return port;
   };

@@ -30,6 +30,7 @@ Json cluster_json(const Cluster& cluster) {
   for (const Node& node : cluster.nodes) {
     nodes.push_back({{"name", node.name},
                      {"network_bytes_s", node.network},
+                     {"nics", node.nics},
                      {"latency_s", node.latency},
                      {"peer_s", node.peer},
                      {"local_bytes_s", node.local},
@@ -87,8 +88,10 @@ void print_cluster(const Cluster& cluster) {
             << "speed: factor of the cluster file on that of the type; a slow card has less than 1\n\n";
   Table nodes({"node", "network", "latency", "inside", "latency inside"});
   for (const Node& node : cluster.nodes) {
-    nodes.add_row({node.name, format_digits(node.network * 8e-9, 4) + " Gbit/s", format_seconds(node.latency),
-                   format_digits(node.local * 1e-9, 4) + " GB/s", format_seconds(node.local_latency)});
+    const std::string nics = node.nics > 1 ? fmt::format(" in {} NICs", node.nics) : "";
+    nodes.add_row({node.name, format_digits(node.network * 8e-9, 4) + " Gbit/s" + nics,
+                   format_seconds(node.latency), format_digits(node.local * 1e-9, 4) + " GB/s",
+                   format_seconds(node.local_latency)});
   }
   std::cout << nodes.str();
   print_hiding(cluster);

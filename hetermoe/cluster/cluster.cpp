@@ -181,6 +181,7 @@ class ClusterBuilder {
     if (links.local_peer_us || common.local_peer_us)
       node.local_peer = value(links.local_peer_us, common.local_peer_us, 0) / kUsPerSecond;
     node.host = entry.host ? entry.host : file_.host;
+    node.nics = links.nics ? *links.nics : common.nics.value_or(node.nics);
     for (Device& device : devices) device.node = static_cast<NodeId>(cluster_.nodes.size());
     cluster_.devices.insert(cluster_.devices.end(), devices.begin(), devices.end());
     cluster_.nodes.push_back(std::move(node));
@@ -305,6 +306,7 @@ Json to_json(const Cluster& cluster) {
     entry["local_latency_us"] = scaled_down(node.local_latency, kUsPerSecond);
     entry["peer_us"] = scaled_down(node.peer, kUsPerSecond);
     entry["local_peer_us"] = scaled_down(node.local_peer, kUsPerSecond);
+    if (node.nics != 1) entry["nics"] = node.nics;
     if (node.host) entry["host"] = write_fields(*node.host);
     out["nodes"].push_back(std::move(entry));
   }

@@ -109,10 +109,11 @@ struct NodeHost {
   }
 };
 
-/// A machine: its devices share one network port (uplink and downlink, each with the full bandwidth).
+/// A machine: its devices share its network ports (uplink and downlink, each with the full bandwidth), but
+/// for those that a plan gives to single devices.
 struct Node {
   std::string name;
-  BytesPerSecond network = 0;  ///< per direction, bytes/s
+  BytesPerSecond network = 0;  ///< of all its NICs together, per direction, bytes/s
   Seconds latency = 0;         ///< of a message to another node
   BytesPerSecond local = 0;    ///< between devices of the node, per device and direction
   Seconds local_latency = 0;
@@ -120,6 +121,7 @@ struct Node {
   /// docs/cost-model.md.
   Seconds peer = 17e-6, local_peer = 3e-6;
   std::optional<NodeHost> host = {};  ///< none: its main memory is not used
+  i64 nics = 1;                       ///< equal network ports, which a plan may give away
 };
 
 struct Cluster {

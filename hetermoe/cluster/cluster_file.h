@@ -48,10 +48,14 @@ inline constexpr double kMaxLatencyUs = 1e9;
 /// Port and local links; absent values come from the cluster, then from the defaults below.
 struct LinkEntry {
   std::optional<double> network_gbit_s, latency_us, local_gb_s, local_latency_us, peer_us, local_peer_us;
+  std::optional<i64> nics;
   template <class V>
   void fields(V& v) {
     v("network_gbit_s", network_gbit_s, "network port of a node, Gbit/s per direction, shared by its devices",
       between(kMinRate, kMaxRate));
+    v("nics", nics,
+      "equal network ports (NICs) of a node, which have network_gbit_s together; `plan.nics` gives them away",
+      between(1, 65536));
     v("latency_us", latency_us, "latency of a message to another node, us", between(0, kMaxLatencyUs));
     v("local_gb_s", local_gb_s, "link between devices of a node, GB/s per device and direction",
       between(kMinRate, kMaxRate));

@@ -22,14 +22,18 @@ void add_sent(PortBytes& from, PortBytes& to, Bytes bytes, bool same_node);
 /// The same exchange from those who receive to those who send.
 std::vector<PortBytes> reversed(std::vector<PortBytes> bytes);
 
-/// kNode: the uplink and downlink of a node, which its devices share. kLocal: of a device to its neighbours
-/// on the node. kHostLink: between a device and its host. kHostShared: all such links of a node together.
-/// kHostMemory: main memory of a node, one port for both directions.
-enum class PortKind { kNode, kLocal, kHostLink, kHostShared, kHostMemory };
+/// [node] NICs that no device has for itself, where `nics` are those of each device.
+std::vector<i64> shared_nics(const Cluster& cluster, const std::vector<i64>& nics);
+
+/// kNode: the uplink and downlink of the NICs of a node that no device has for itself, which its devices
+/// share. kNic: of those that a device has. kLocal: of a device to its neighbours on the node. kHostLink:
+/// between a device and its host. kHostShared: all such links of a node together. kHostMemory: main memory of
+/// a node, one port for both directions.
+enum class PortKind { kNode, kLocal, kHostLink, kHostShared, kHostMemory, kNic };
 
 struct Port {
   PortKind kind;
-  i32 owner;  ///< node; of kLocal and kHostLink a device
+  i32 owner;  ///< node; of kLocal, kHostLink and kNic a device
   bool in;    ///< bytes come in: to a node or device, of kHostShared to the host
   bool operator==(const Port&) const = default;
 };
@@ -37,15 +41,20 @@ struct Port {
 /// Immutable; any thread may ask it.
 class Network {
  public:
-  /// Keeps a reference.
-  explicit Network(const Cluster& cluster);
+  /// Keeps a reference. nics: [device] that it has for itself (PlanChoices::nics); empty = none.
+  explicit Network(const Cluster& cluster, std::vector<i64> nics = {});
 
-  i32 num_ports() const { return first_shared_ + 3 * num_nodes_; }
-  /// 0 to num_ports() - 1: nodes, then local ports, links of hosts, hosts.
+  i32 num_ports() const { return first_nic_ + 2 * cluster_.num_devices(); }
+  /// 0 to num_ports() - 1: nodes, then local ports, links of hosts, hosts, NICs of devices.
   i32 number(const Port& port) const;
   Port port(i32 number) const;
   /// From the data sheet, in one direction. A port of a host needs a node that has one.
   BytesPerSecond bandwidth(const Port& port) const;
+  /// The port out to other nodes; that in has the next number.
+  i32 net_port(PlaceId place) const {
+    const bool own = place < static_cast<PlaceId>(nics_.size()) && nics_[static_cast<std::size_t>(place)] > 0;
+    return own ? first_nic_ + 2 * place : 2 * cluster_.node_of(place);
+  }
   bool same_node(PlaceId a, PlaceId b) const { return cluster_.node_of(a) == cluster_.node_of(b); }
   /// Longest start of a message among those that the bytes of `place` stand for.
   Seconds latency(PlaceId place, const PortBytes& bytes) const;
@@ -58,7 +67,7 @@ class Network {
       if (in > 0) use(out_port + 1, in);
     };
     const NodeId node = cluster_.node_of(place);
-    both(2 * node, b.net_out, b.net_in);
+    both(net_port(place), b.net_out, b.net_in);
     if (place < cluster_.num_devices()) {
       both(first_local_ + 2 * place, b.local_out, b.local_in);
       both(first_host_link_ + 2 * place, b.host_out, b.host_in);
@@ -69,8 +78,14 @@ class Network {
   }
 
  private:
+  /// Of the bandwidth of a node, what is left to those who share it. All where nothing is left: no step of a
+  /// valid plan asks, but what moves between plans does.
+  double shared_part(NodeId node) const;
+
   const Cluster& cluster_;
-  i32 num_nodes_, first_local_, first_host_link_, first_shared_;
+  std::vector<i64> nics_;    // [device] empty = none
+  std::vector<i64> shared_;  // [node] NICs that no device has; empty = all
+  i32 num_nodes_, first_local_, first_host_link_, first_shared_, first_nic_;
 };
 
 }  // namespace hetermoe

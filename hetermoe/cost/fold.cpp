@@ -51,7 +51,8 @@ class GroupShapes {
   }
   bool same_device(DeviceId a, DeviceId b) const {
     const Device &x = cluster_.devices[idx(a)], &y = cluster_.devices[idx(b)];
-    return x.type == y.type && x.speed == y.speed && plan_.dtype[idx(a)] == plan_.dtype[idx(b)];
+    return x.type == y.type && x.speed == y.speed && plan_.dtype[idx(a)] == plan_.dtype[idx(b)] &&
+           nics_of(plan_, a) == nics_of(plan_, b);
   }
   bool same_place(DeviceId a, DeviceId b) const { return position_[idx(a)] == position_[idx(b)]; }
   bool same_shares(const Shares& a, const Shares& b) const {
@@ -210,7 +211,7 @@ class Finder {
     for (const DeviceId device : plan_.groups[idx(g)].devices) {
       const Device& d = cluster_.devices[idx(device)];
       add(device, fold_.group[idx(g)], d.type, std::bit_cast<i64>(d.speed),
-          static_cast<i64>(plan_.dtype[idx(device)]));
+          static_cast<i64>(plan_.dtype[idx(device)]), nics_of(plan_, device));
     }
     // Layers and microbatches that are alike tell the same.
     for (i32 m = 0; m < p_.num_microbatches(g); ++m) {

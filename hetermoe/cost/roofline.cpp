@@ -29,7 +29,7 @@ RooflineCost::RooflineCost(const ModelConfig& model, const Cluster& cluster, con
                            SoftwareConstants constants)
     : model_(model),
       cluster_(cluster),
-      network_(cluster),
+      network_(cluster, plan.nics),
       software_(constants),
       recompute_(plan),
       weight_gradients_(plan.weight_gradients),
@@ -292,7 +292,7 @@ void sum_by_port(std::vector<PortUse>& uses) {
 BytesPerSecond RooflineCost::port_rate(i32 number) const {
   const Port port = network_.port(number);
   double efficiency = software_.link_efficiency;
-  if (port.kind == PortKind::kNode) efficiency = software_.network_efficiency;
+  if (port.kind == PortKind::kNode || port.kind == PortKind::kNic) efficiency = software_.network_efficiency;
   if (port.kind == PortKind::kLocal) efficiency = software_.local_efficiency;
   if (port.kind == PortKind::kHostMemory) efficiency = software_.memory_efficiency;
   return network_.bandwidth(port) * efficiency;

@@ -7,6 +7,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/plan/backward_shares.h"
 #include "hetermoe/plan/combine_to.h"
+#include "hetermoe/plan/nics.h"
 #include "hetermoe/plan/recompute.h"
 #include "hetermoe/plan/teams.h"
 #include "hetermoe/plan/turns.h"
@@ -104,24 +105,23 @@ class Validator {
   std::vector<std::string> run() {
     if (plan_.model != model_.name) fault("plan", "made for model {}, not for {}", plan_.model, model_.name);
     if (plan_.seq_len < 1) fault("seq_len", "got {}, expected >= 1", plan_.seq_len);
-    if (model_.max_positions > 0 && plan_.seq_len > model_.max_positions) {
+    if (model_.max_positions > 0 && plan_.seq_len > model_.max_positions)
       fault("seq_len", "got {}, but model {} has {} positions", plan_.seq_len, model_.name,
             model_.max_positions);
-    }
     if (plan_.groups.empty()) fault("groups", "is empty, expected at least one");
     if (total_sequences(plan_) < 1)
       fault("groups", "hold no sequence in any microbatch, expected at least one");
-    if (static_cast<i32>(plan_.dtype.size()) != cluster_.num_devices()) {
+    if (static_cast<i32>(plan_.dtype.size()) != cluster_.num_devices())
       fault("dtype", "has {} entries, expected one per device of the cluster ({})", plan_.dtype.size(),
             cluster_.num_devices());
-    }
-    for (const std::string& fault : dtype_faults(plan_)) faults_.push_back(fault);
+    add(dtype_faults(plan_));
     std::set<DeviceId> seen;
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) check_group(plan_.groups[g], g, seen);
     if (faults_.empty()) check_dtypes();
     if (faults_.empty()) check_hosts();
     if (faults_.empty()) check_homes();
-    if (faults_.empty()) add(turn_faults(plan_)), add(combine_faults(plan_));
+    if (faults_.empty())
+      add(turn_faults(plan_)), add(combine_faults(plan_)), add(nic_faults(plan_, cluster_));
     if (faults_.empty()) check_expected();
     return faults_;
   }

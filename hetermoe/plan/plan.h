@@ -223,6 +223,9 @@ struct PlanChoices {
   /// used.
   bool tally = false;
   VisitSlots slots = {};
+  /// [num_devices] network ports of its node that a device has for itself; 0 = it shares those that no device
+  /// has. Empty = all share all. Only the cost model asks.
+  std::vector<i64> nics = {};
 
   bool operator==(const PlanChoices&) const = default;
   /// In three parts: files keep the order of their keys.
@@ -261,6 +264,13 @@ struct PlanChoices {
   void slot_fields(V& v) {
     v("slots", slots,
       "how many layers of weights, and inputs of layers, from the host fit on a device at once");
+  }
+  template <class V>
+  void network_fields(V& v) {
+    v("nics", nics,
+      "network ports (NICs) of its node that each device has for itself, 0 = it shares the rest; empty = all "
+      "share all (docs/af-pipe.md)",
+      between(0, 65536));
   }
 };
 
@@ -325,6 +335,7 @@ struct Plan : PlanChoices {
       between(0, 1e9));
     v("hosts", hosts, "node whose host each device uses; empty = nothing is on a host", at_least(0));
     slot_fields(v);
+    network_fields(v);
     v("predicted_step_s", predicted_step_s, "predicted seconds per step");
     v("explicit_order", explicit_order, "schedule text for order: explicit", text_of_lines());
     v("groups", groups, "data-parallel copies of the model", required());
@@ -378,6 +389,10 @@ std::vector<std::string> dtype_faults(const Plan& plan);
 Home home_of(const Group& group, UnitPart part, i32 layer);
 /// Copies of an exchange are divided by their counts, told or foreseen.
 inline bool divides_copies(const Plan& plan) { return plan.tally || plan.foreseen || plan.guest_slots > 0; }
+/// NICs that a device has for itself.
+inline i64 nics_of(const Plan& plan, DeviceId device) {
+  return plan.nics.empty() ? 0 : plan.nics[static_cast<std::size_t>(device)];
+}
 /// Something of the plan is on a host.
 inline bool uses_hosts(const Plan& plan) { return !plan.hosts.empty(); }
 

@@ -64,6 +64,16 @@ TEST(Cluster, LinksComeFromNodeThenClusterThenDefault) {
   EXPECT_EQ(cluster.nodes[1].local_latency, 5e-6);
 }
 
+TEST(Cluster, NicsShareTheRateOfTheirNode) {
+  const Cluster cluster = parse(
+      "{nics: 4, network_gbit_s: 100, nodes: [{name: a, devices: [T4]}, {name: b, devices: [T4], nics: 1}]}");
+  EXPECT_EQ(cluster.nodes[0].nics, 4);
+  EXPECT_EQ(cluster.nodes[0].network, 12.5e9) << "of all";
+  EXPECT_EQ(cluster.nodes[1].nics, 1);
+  EXPECT_EQ(to_json(cluster)["nodes"][0]["nics"], 4);
+  EXPECT_FALSE(to_json(cluster)["nodes"][1].contains("nics"));
+}
+
 TEST(Cluster, DeviceEntriesMayBeMappingsWithSpeed) {
   const Cluster cluster = parse("{nodes: [{devices: [{type: a40, count: 2, speed: 0.75}, A40]}]}");
   ASSERT_EQ(cluster.num_devices(), 3);
@@ -122,6 +132,7 @@ TEST(Cluster, RoundTripIsExact) {
       EXPECT_EQ(again.nodes[i].local_latency, cluster.nodes[i].local_latency);
       EXPECT_EQ(again.nodes[i].peer, cluster.nodes[i].peer);
       EXPECT_EQ(again.nodes[i].local_peer, cluster.nodes[i].local_peer);
+      EXPECT_EQ(again.nodes[i].nics, cluster.nodes[i].nics);
     }
     ASSERT_EQ(again.devices.size(), cluster.devices.size());
     for (std::size_t i = 0; i < cluster.devices.size(); ++i) {
@@ -300,6 +311,7 @@ TEST(NamedClusters, HoldTheDevicesTheyPromise) {
                                                   {"h100-v100", {{"H100", 8}, {"V100", 16}}},
                                                   {"rtx4090x8", {{"RTX4090", 8}}},
                                                   {"a800x8", {{"A800", 8}}},
+                                                  {"h800-16x8", {{"H800", 128}}},
                                                   {"rtx4090x4-rtx3090x4", {{"RTX4090", 4}, {"RTX3090", 4}}}};
   for (const auto& [name, counts] : expected) {
     const Cluster cluster = load_cluster(name);

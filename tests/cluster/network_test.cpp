@@ -24,14 +24,14 @@ Cluster two_nodes() {
 TEST(Network, EveryPortHasItsNumber) {
   const Cluster cluster = two_nodes();
   const Network network(cluster);
-  ASSERT_EQ(network.num_ports(), 2 * 2 + 2 * 3 + 2 * 3 + 3 * 2);
+  ASSERT_EQ(network.num_ports(), 2 * 2 + 2 * 3 + 2 * 3 + 3 * 2 + 2 * 3);
   std::set<std::pair<PortKind, i32>> owners;
   for (i32 number = 0; number < network.num_ports(); ++number) {
     const Port port = network.port(number);
     EXPECT_EQ(network.number(port), number);
     owners.insert({port.kind, port.owner});
   }
-  EXPECT_EQ(owners.size(), 2U + 3U + 3U + 2U + 2U);
+  EXPECT_EQ(owners.size(), 2U + 3U + 3U + 2U + 2U + 3U);
   EXPECT_THROW(network.port(network.num_ports()), InternalError);
 }
 
@@ -68,6 +68,25 @@ TEST(Network, BytesGoThroughPortsOfTheirDevicesNodesAndHosts) {
                                   {number(PortKind::kHostShared, 0, false), 4},
                                   {number(PortKind::kHostMemory, 0, false), 9}}));
   EXPECT_TRUE(uses(network, 0, {}).empty());
+}
+
+TEST(Network, ADeviceWithNicsOfItsOwnLeavesThoseOfTheNode) {
+  Cluster cluster = two_nodes();
+  cluster.nodes[0].nics = 4;
+  const Network network(cluster, {0, 3, 0});
+  EXPECT_EQ(network.bandwidth({PortKind::kNic, 1, false}), 0.75 * 10e9);
+  EXPECT_EQ(network.bandwidth({PortKind::kNode, 0, true}), 0.25 * 10e9) << "what is left";
+  EXPECT_EQ(network.bandwidth({PortKind::kNode, 1, true}), 20e9) << "nobody has any there";
+  const PortBytes bytes{.net_out = 5, .net_in = 6, .local_out = 7};
+  const auto number = [&](PortKind kind, i32 owner, bool in) { return network.number({kind, owner, in}); };
+  EXPECT_EQ(uses(network, 1, bytes), (std::map<i32, Bytes>{{number(PortKind::kNic, 1, false), 5},
+                                                           {number(PortKind::kNic, 1, true), 6},
+                                                           {number(PortKind::kLocal, 1, false), 7}}));
+  EXPECT_EQ(uses(network, 0, bytes), (std::map<i32, Bytes>{{number(PortKind::kNode, 0, false), 5},
+                                                           {number(PortKind::kNode, 0, true), 6},
+                                                           {number(PortKind::kLocal, 0, false), 7}}));
+  EXPECT_EQ(Network(cluster, {1, 3, 0}).bandwidth({PortKind::kNode, 0, true}), 10e9)
+      << "nothing is left: moves between plans take the whole";
 }
 
 TEST(Network, AMessageStartsAsItsFarthestBytesDo) {

@@ -157,6 +157,31 @@ TEST_F(RooflineTest, TransferTakesTheBusiestPort) {
       << "device 2 has both peers on another node";
 }
 
+TEST_F(RooflineTest, ANodeWithAPortForEachDeviceTakesTheBusiestDevice) {
+  cluster_ = parse_cluster(
+      parse_yaml("{name: pair, nics: 8, network_gbit_s: 800, nodes: [{devices: [A40 x8], count: 2}]}",
+                 "test"),
+      "test ");
+  plan_.dtype.resize(16);
+  plan_.nics.assign(16, 1);
+  std::vector<DeviceId> devices;
+  std::vector<PortBytes> bytes;
+  for (DeviceId d = 0; d < 16; ++d) {
+    devices.push_back(d);
+    bytes.push_back({.net_out = 1e6 * (d + 1), .net_in = 5e5});
+  }
+  const double rate = 12.5e9 * constants_.network_efficiency;  // of one port
+  const TransferCost own =
+      RooflineCost(model_, cluster_, plan_, constants_).transfer({Op{OpKind::kDispatch}, devices, bytes});
+  EXPECT_EQ(own.loads.size(), 32U) << "one out and one in for each device";
+  EXPECT_DOUBLE_EQ(own.seconds() - own.latency, 16e6 / rate);
+  plan_.nics.clear();
+  const TransferCost shared =
+      RooflineCost(model_, cluster_, plan_, constants_).transfer({Op{OpKind::kDispatch}, devices, bytes});
+  EXPECT_EQ(shared.loads.size(), 4U);
+  EXPECT_DOUBLE_EQ(shared.seconds() - shared.latency, (9 + 16) * 8 / 2 * 1e6 / (8 * rate));
+}
+
 TEST_F(RooflineTest, ExchangesOneAfterAnotherTakeWhatEachTakes) {
   cluster_ = parse_cluster(
       parse_yaml("{name: pair, nodes: [{count: 2, devices: [A40 x2], peer_us: 8, local_peer_us: 2}]}",

@@ -178,7 +178,8 @@ struct PortCost : CostModel {
       network.for_each_port(work.participants[i], work.bytes[i], [&](i32 number, Bytes bytes) {
         const Port port = network.port(number);
         ports[idx(number)] +=
-            bytes / (network.bandwidth(port) * (port.kind == PortKind::kNode ? 1e-2 : 1e-3));
+            bytes / (network.bandwidth(port) *
+                     (port.kind == PortKind::kNode || port.kind == PortKind::kNic ? 1e-2 : 1e-3));
       });
     }
     for (std::size_t p = 0; p < ports.size(); ++p) {

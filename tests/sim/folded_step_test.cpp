@@ -226,6 +226,25 @@ TEST(FoldedStep, GroupsThatShareTheirPortsUnevenlyAreNotFolded) {
   EXPECT_EQ(compared.num_groups_folded, 0);
 }
 
+/// Two nodes of four devices and four ports, each device with a half of a layer's experts on either node.
+RandomCase with_nics(const std::vector<i64>& nics) {
+  RandomCase c = hand_made({4, 4}, {{0, 1, 2, 3, 4, 5, 6, 7}}, {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}});
+  for (Node& node : c.cluster.nodes) node.nics = 4;
+  c.plan.nics = nics;
+  return c;
+}
+
+TEST(FoldedStep, DevicesWithEqualNicsFold) {
+  const Compared all = compare(with_nics({})), each = compare(with_nics({1, 1, 1, 1, 1, 1, 1, 1})),
+                 some = compare(with_nics({2, 1, 0, 0, 2, 1, 0, 0})),
+                 few = compare(with_nics({0, 2, 1, 0, 0, 2, 1, 0}));
+  EXPECT_EQ(each.num_listed, all.num_listed);
+  EXPECT_EQ(few.num_listed, 3) << "with 2, with 1, with none";
+  // As much goes through each port as through all of them together: equal bytes, a part of the rate each.
+  EXPECT_NEAR(each.step, all.step, 1e-12 * all.step);
+  EXPECT_GT(some.step, all.step) << "two devices share one port, and another has two";
+}
+
 TEST(FoldedStep, GroupsWithOtherSharesAreNotFolded) {
   RandomCase c = hand_made({2, 2}, {{0, 1}, {2, 3}}, {{0}, {1}});
   Group& group = c.plan.groups[1];

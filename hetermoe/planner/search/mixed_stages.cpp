@@ -5,6 +5,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/planner/estimate/lane_bound.h"
 #include "hetermoe/planner/search/blocks.h"
+#include "hetermoe/planner/strategies/allocation.h"
 #include "hetermoe/planner/strategies/strategies.h"
 
 namespace hetermoe {
@@ -47,11 +48,59 @@ class Maker {
         }
       }
     }
+    return sorted();
+  }
+
+  std::vector<std::pair<Seconds, Plan>> allocated() {
+    const i64 devices = request_.cluster.num_devices();
+    if (rates_.num_classes() < 2 || request_.cluster.nodes.size() < 2 || devices > kMostDevices ||
+        request_.model.num_moe_layers() == 0)
+      return {};
+    for (const i64 stages : {2, 4}) {
+      if (stages > std::min(request_.model.num_layers, devices / 2)) break;
+      for (const i64 each : {1, 2}) add_allocated(stages, each);
+    }
+    return sorted();
+  }
+
+ private:
+  std::vector<std::pair<Seconds, Plan>> sorted() {
     std::stable_sort(out_.begin(), out_.end(), [](auto& a, auto& b) { return a.first < b.first; });
     return std::move(out_);
   }
 
- private:
+  /// In microbatches of `each` sequences on each device with attention.
+  void add_allocated(i64 stages, i64 each) {
+    const i64 devices = request_.cluster.num_devices();
+    const Plan shape = blank_plan(request_, Recompute::kLocal);
+    AllocationInput input = allocation_input(request_.model, request_.cluster,
+                                             *make_cost(request_.model, request_.cluster, shape,
+                                                        load_profiles(request_.cluster), request_.software),
+                                             shape, real(each * devices) / real(2 * stages));
+    input.least_attention = stages;
+    input.least_experts = std::clamp(input.least_experts, stages, devices - stages);
+    for (const i64 count : near_allocation(input)) {
+      if (is_border(count)) continue;
+      const AllocatedRoles split = roles_of(input, count);
+      StrategyRequest ask;
+      ask.seq_len = request_.seq_len;
+      ask.sequences = request_.sequences;
+      ask.microbatches = std::clamp<i64>(ask.sequences * stages / (each * count), 1,
+                                         std::min(ask.sequences, request_.limits.max_microbatches));
+      ask.attention = split.roles.attention, ask.attention_weights = split.attention_weights;
+      ask.experts = split.roles.experts, ask.expert_weights = split.expert_weights;
+      keep(make_in_turn(ask, stages, HeadOn::kExperts));
+    }
+  }
+
+  bool is_border(i64 count) const {
+    for (const DeviceClass& cls : rates_.classes()) {
+      count -= cls.size();
+      if (count <= 0) break;
+    }
+    return count == 0;
+  }
+
   MixedStages stages_of(i64 group, i64 groups, i64 stages, std::size_t first, std::size_t end) const {
     MixedStages out;
     const auto copies = real(request_.seq_len * request_.model.top_k);
@@ -100,17 +149,21 @@ class Maker {
 
   Plan make(StrategyRequest& ask, i64 stages, bool apart, HeadOn head_on) const {
     if (layers_ == Layers::kInTurn) {
-      ask.depth_groups = {stages};
       ask.stage_attention.assign(idx(stages), static_cast<i64>(ask.attention.size()) / stages);
       ask.stage_experts.assign(idx(stages), static_cast<i64>(ask.experts.size()) / stages);
-      ask.head_on = head_on;
-      ask.combine_to = CombineTo::kNext;
-      ask.expects_times = false;
-      return find_strategy("af_pipe").make(request_.model, request_.cluster, ask);
+      return make_in_turn(ask, stages, head_on);
     }
     ask.window = ask.microbatches > 1 ? 2 : 1;
     ask.stages = stages;
     return find_strategy(apart ? "pp_zebra" : "pp_ep").make(request_.model, request_.cluster, ask);
+  }
+
+  Plan make_in_turn(StrategyRequest& ask, i64 stages, HeadOn head_on) const {
+    ask.depth_groups = {stages};
+    ask.head_on = head_on;
+    ask.combine_to = CombineTo::kNext;
+    ask.expects_times = false;
+    return find_strategy("af_pipe").make(request_.model, request_.cluster, ask);
   }
 
   void keep(Plan plan) {
@@ -138,6 +191,10 @@ std::vector<std::pair<Seconds, Plan>> mixed_pipelines(const Rates& rates, Second
 
 std::vector<std::pair<Seconds, Plan>> depth_plans(const Rates& rates, Seconds most) {
   return Maker(rates, Layers::kInTurn, most).all();
+}
+
+std::vector<std::pair<Seconds, Plan>> allocated_depth_plans(const Rates& rates, Seconds most) {
+  return Maker(rates, Layers::kInTurn, most).allocated();
 }
 
 }  // namespace hetermoe

@@ -15,4 +15,8 @@ std::vector<std::pair<Seconds, Plan>> mixed_pipelines(const Rates& rates, Second
 /// Without expected times.
 std::vector<std::pair<Seconds, Plan>> depth_plans(const Rates& rates, Seconds most);
 
+/// Likewise, of all devices, split as allocate() has them or nearly so, but not between classes. Empty where
+/// there is one class or one node, or in large clusters.
+std::vector<std::pair<Seconds, Plan>> allocated_depth_plans(const Rates& rates, Seconds most);
+
 }  // namespace hetermoe

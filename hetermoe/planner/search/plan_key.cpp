@@ -39,6 +39,7 @@ void add_choices(Fnv& hash, PlanChoices choices) {
   choices.step_fields(fields);
   choices.state_fields(fields);
   choices.slot_fields(fields);
+  choices.network_fields(fields);
 }
 
 /// Before what most plans have not, so that no two plans add the same.

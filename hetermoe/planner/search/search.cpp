@@ -385,6 +385,7 @@ class Search {
   void simulate_depth() {
     const i64 budget = evaluator_.budget();
     simulate_bounded(depth_plans(evaluator_.rates(), step_to_beat()));
+    simulate_bounded(allocated_depth_plans(evaluator_.rates(), step_to_beat()));
     evaluator_.add_budget(budget - evaluator_.budget());
   }
 

@@ -240,7 +240,7 @@ Plan make_depth_groups(const ModelConfig& model, const Cluster& cluster, const S
       group.devices.insert(group.devices.end(), devices.begin(), devices.end());
   std::sort(group.devices.begin(), group.devices.end());
   plan.order = OrderPolicy::kTimed;
-  plan.combine_to = request.combine_to;
+  plan.combine_to = request.combine_to, plan.nics = request.nics;
   // Two microbatches for each station, and as many again.
   plan.window =
       request.window >= 0 ? request.window : static_cast<i32>(4 * std::max(num_attention, num_experts));

@@ -8,6 +8,7 @@
 
 #include "hetermoe/balance/balancers.h"
 #include "hetermoe/base/index.h"
+#include "hetermoe/planner/strategies/allocation.h"
 #include "hetermoe/planner/strategies/depth_groups.h"
 #include "hetermoe/planner/strategies/round_robin_plan.h"
 #include "hetermoe/planner/strategies/teams.h"
@@ -332,7 +333,7 @@ Plan make_pp_zebra(const ModelConfig& model, const Cluster& cluster, const Strat
 }
 
 Plan make_af_pipe(const ModelConfig& model, const Cluster& cluster, const StrategyRequest& request) {
-  const Roles roles = roles_of(DeviceUse::kApart, cluster, {request.attention, request.experts});
+  const Roles roles = allocated_roles(model, cluster, request);
   return make_depth_groups(model, cluster, request, roles, [&](const StrategyRequest& part) {
     return make_in("af_pipe", model, cluster, part, 0);
   });

@@ -83,6 +83,7 @@ struct StrategyRequest : CutOptions {
   Dtype dtype = Dtype::kFp32;  ///< of devices, for strategies that ask for time or memory
   bool expects_times = true;   ///< af_pipe: sets Plan::expected; else that is left to the caller
   CombineTo combine_to = CombineTo::kSource;  ///< af_pipe: of the plan, for the times that are expected
+  std::vector<i64> nics;                      ///< af_pipe: likewise
   i64 staleness = 0;                          ///< steps that weights lag: with 1 steps overlap
   std::vector<std::string> offload;  ///< what plan.offload will be, for strategies that ask for memory
   TrainedShares trained = {};        ///< likewise, of the model; for time as well

@@ -4,6 +4,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/cost/memory_estimate.h"
+#include "hetermoe/planner/strategies/allocation.h"
 #include "hetermoe/planner/strategies/best.h"
 #include "hetermoe/planner/strategies/depth_groups.h"
 #include "hetermoe/planner/strategies/teams.h"
@@ -14,18 +15,79 @@ namespace {
 
 constexpr std::array<i64, 6> kDepths = {2, 3, 4, 6, 8, 16};  ///< depth groups of a role that are tried
 
+/// Keeps the fastest plan with depth groups.
+class DepthTuner {
+ public:
+  DepthTuner(Predictor& predictor, const Setting& setting)
+      : predictor_(predictor), setting_(setting), best_(predictor, setting) {}
+
+  /// With several numbers of microbatches.
+  void consider_counts(StrategyRequest request) {
+    const i64 groups = request.depth_groups[0];
+    const i64 each = (std::ssize(request.attention) + groups - 1) / groups;
+    for (const i64 count : microbatch_counts(setting_.sequences, each)) {
+      request.microbatches = count;
+      Plan plan = find_strategy("af_pipe").make(predictor_.model(), predictor_.cluster(), request);
+      apply(setting_, plan);
+      // Fewer are in flight where more have no room.
+      for (const i64 of_group : {4, 2, 1}) {
+        consider(request, plan, of_group * groups);
+        if (best_.had_room() || of_group * groups >= count) break;
+      }
+    }
+  }
+
+  /// Of the fastest so far.
+  void consider_windows() {
+    if (fastest_.groups.empty()) return;
+    Plan plan = fastest_;
+    const StrategyRequest request = request_;
+    for (const i64 of_group : {2, 6, 0}) consider(request, plan, of_group * request.depth_groups[0]);
+  }
+
+  /// The fastest with other devices in either role, as the allocation has them, or nearly so.
+  void consider_splits() {
+    if (fastest_.groups.empty()) return;
+    const StrategyRequest request = request_;
+    const i64 groups = request.depth_groups[0];
+    AllocationInput input =
+        allocation_input(predictor_.model(), predictor_.cluster(), *predictor_.cost(fastest_), fastest_,
+                         real(setting_.sequences) / real(request.microbatches));
+    input.least_attention = groups;
+    input.least_experts =
+        std::clamp(input.least_experts, groups, i64{predictor_.cluster().num_devices()} - groups);
+    for (const i64 attention : near_allocation(input)) {
+      const AllocatedRoles split = roles_of(input, attention);
+      if (split.roles.attention == request.attention) continue;
+      StrategyRequest other = request;
+      other.attention = split.roles.attention, other.attention_weights = split.attention_weights;
+      other.experts = split.roles.experts, other.expert_weights = split.expert_weights;
+      consider_counts(other);
+    }
+    if (request_.attention != request.attention) consider_windows();
+  }
+
+  Tuned take() { return best_.take(); }
+
+ private:
+  void consider(const StrategyRequest& request, Plan& plan, i64 window) {
+    plan.window = static_cast<i32>(window);
+    if (best_.consider(plan)) fastest_ = plan, request_ = request;
+  }
+
+  Predictor& predictor_;
+  const Setting& setting_;
+  Best best_;
+  Plan fastest_;             // without groups: there is none
+  StrategyRequest request_;  // of it
+};
+
 }  // namespace
 
 Tuned tune_depth_groups(Predictor& predictor, const Setting& setting) {
   const Roles roles = default_roles(predictor.cluster());
   const auto attention = static_cast<i64>(roles.attention.size()),
              experts = static_cast<i64>(roles.experts.size());
-  Best best(predictor, setting);
-  Plan fastest;
-  const auto consider = [&](Plan& plan, i64 window) {
-    plan.window = static_cast<i32>(window);
-    if (best.consider(plan)) fastest = plan;
-  };
   const i64 most = std::min({attention, experts, predictor.model().num_layers});
   if (most < kDepths[0]) {
     Tuned none;
@@ -35,31 +97,23 @@ Tuned tune_depth_groups(Predictor& predictor, const Setting& setting) {
         attention, experts, predictor.model().num_layers);
     return none;
   }
+  DepthTuner tuner(predictor, setting);
   for (const i64 groups : kDepths) {
     if (groups > most) break;
-    for (const i64 count : microbatch_counts(setting.sequences, (attention + groups - 1) / groups)) {
-      for (const HeadOn head_on : {HeadOn::kExperts, HeadOn::kAttention}) {
-        for (const CombineTo combine_to : {CombineTo::kSource, CombineTo::kNext}) {
-          StrategyRequest request = request_of(setting, count);
-          request.depth_groups = {groups};
-          request.head_on = head_on;
-          request.combine_to = combine_to;
-          Plan plan = find_strategy("af_pipe").make(predictor.model(), predictor.cluster(), request);
-          apply(setting, plan);
-          // Fewer are in flight where more have no room.
-          for (const i64 each : {4, 2, 1}) {
-            consider(plan, each * groups);
-            if (best.had_room() || each * groups >= count) break;
-          }
-        }
+    for (const HeadOn head_on : {HeadOn::kExperts, HeadOn::kAttention}) {
+      for (const CombineTo combine_to : {CombineTo::kSource, CombineTo::kNext}) {
+        StrategyRequest request = request_of(setting, 1);
+        request.attention = roles.attention, request.experts = roles.experts;
+        request.depth_groups = {groups};
+        request.head_on = head_on;
+        request.combine_to = combine_to;
+        tuner.consider_counts(request);
       }
     }
   }
-  if (fastest.groups.empty()) return best.take();
-  const i64 depth = depth_groups_of(fastest.groups[0]).attention;
-  Plan start = fastest;
-  for (const i64 each : {2, 6, 0}) consider(start, each * depth);
-  return best.take();
+  tuner.consider_windows();
+  tuner.consider_splits();
+  return tuner.take();
 }
 
 namespace {

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "hetermoe/base/words.h"
+#include "hetermoe/plan/nics.h"
 #include "hetermoe/plan/offload.h"
 #include "hetermoe/plan/recompute.h"
 #include "hetermoe/train/job/clock_choice.h"
@@ -138,10 +139,9 @@ Job make_job(Json file, const std::string& where, const std::vector<Override>& o
 
 void check_lengths(const PlanOptions& options, const ModelConfig& model) {
   const i64 moved = static_cast<i64>(options.experts_moved.size());
-  if (moved != 0 && moved != model.num_layers) {
+  if (moved != 0 && moved != model.num_layers)
     fail<ConfigError>("plan.experts_moved", "got {} entries, expected one per layer of model {} ({})", moved,
                       model.name, model.num_layers);
-  }
 }
 
 void check_devices(const std::vector<DeviceId>& devices, const char* key, const Cluster& cluster) {
@@ -283,7 +283,7 @@ Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& c
   request.attention_weights = options.attention_weights, request.expert_weights = options.expert_weights;
   request.window = options.window;
   request.dtype = emulated_dtype(job, options.attention_dtype.value_or(Dtype::kFp32));
-  request.combine_to = options.combine_to;
+  request.combine_to = options.combine_to, request.nics = nics_of_devices(options.nics, cluster);
   request.staleness = job.train.staleness;
   request.offload = options.offload;
   const StepOptions step = step_options(job, model);
@@ -295,7 +295,7 @@ Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& c
     request.experts_moved = options.experts_moved;
     plan = strategy.make(model, cluster, request);
   }
-  take_choices(plan, options);
+  take_choices(plan, options), plan.nics = request.nics;
   set_recompute_of_layers(plan, options.recompute_layers, "plan.recompute_layers");
   if (options.shard_weights) shard_weights(plan);
   offload(plan, model, cluster, options.offload, "plan.offload");

@@ -184,6 +184,7 @@ struct PlanOptions : PlanChoices, CutOptions {
       "PART.optimizer of embed, attention, experts, head; \"layers 8-15:experts.weights\" or \"devices "
       "4-7:optimizer\" for some alone");
     slot_fields(v);
+    network_fields(v);
     v("attention_dtype", attention_dtype, "compute dtype of devices with attention");
     v("expert_dtype", expert_dtype, "compute dtype of devices with experts only");
     v("wire_dtype", wire_dtype,
