@@ -53,7 +53,7 @@ class Maker {
 
   std::vector<std::pair<Seconds, Plan>> allocated() {
     const i64 devices = request_.cluster.num_devices();
-    if (rates_.num_classes() < 2 || request_.cluster.nodes.size() < 2 || devices > kMostDevices ||
+    if (rates_.num_classes() < 2 || request_.cluster.nodes.size() < 2 || devices > kMostMixedDevices ||
         request_.model.num_moe_layers() == 0)
       return {};
     for (const i64 stages : {2, 4}) {
