@@ -29,7 +29,7 @@ TEST(DefaultRoles, TheFastestTypeComputesAttention) {
   EXPECT_TRUE(default_roles(make_cluster({1})).experts.empty());
 }
 
-StrategyRequest request(i64 sequences, i64 microbatches) {
+StrategyRequest step_request(i64 sequences, i64 microbatches) {
   StrategyRequest r;
   r.seq_len = 8;
   r.sequences = sequences;
@@ -51,7 +51,7 @@ TEST(Strategies, EveryOneGivesAValidPlanOnEverySize) {
     const ModelConfig model = make_model({.num_layers = 3, .num_experts = 5, .dense = {0}});
     for (const Strategy& strategy : strategies()) {
       if (strategy.use == DeviceUse::kApart && devices == 1) continue;
-      const Plan plan = strategy.make(model, cluster, request(7, 3));
+      const Plan plan = strategy.make(model, cluster, step_request(7, 3));
       EXPECT_EQ(plan.strategy, strategy.name);
       EXPECT_EQ(total_sequences(plan), 7);
       EXPECT_TRUE(no_faults(validate(plan, model, cluster))) << strategy.name << " on " << devices;
@@ -64,7 +64,7 @@ TEST(Strategies, EveryOneGivesAValidPlanOnEverySize) {
 TEST(Strategies, ZebraKeepsRolesApartUnlessExpertsMove) {
   const ModelConfig model = make_model({.num_layers = 2, .num_experts = 8});
   const Cluster cluster = make_cluster({4}, 2);
-  StrategyRequest r = request(8, 4);
+  StrategyRequest r = step_request(8, 4);
   EXPECT_EQ(find_strategy("zebra").make(model, cluster, r).window, 0);
   r.experts_moved = {0, 3};
   const Plan plan = find_strategy("zebra").make(model, cluster, r);
@@ -78,7 +78,7 @@ TEST(Strategies, ZebraKeepsRolesApartUnlessExpertsMove) {
 
 TEST(Strategies, SharesFollowTheWeights) {
   const ModelConfig model = make_model({.num_layers = 1, .num_experts = 6});
-  StrategyRequest r = request(8, 2);
+  StrategyRequest r = step_request(8, 2);
   r.attention = {0, 1};
   r.experts = {2, 3};
   r.attention_weights = {3, 1};
@@ -91,7 +91,7 @@ TEST(Strategies, SharesFollowTheWeights) {
 
 TEST(Strategies, ABalancerMayPlaceExpertsByTheirLoad) {
   const ModelConfig model = make_model({.num_layers = 2, .num_experts = 4, .dense = {0}});
-  StrategyRequest r = request(8, 2);
+  StrategyRequest r = step_request(8, 2);
   r.balancer = "lpt";
   r.expert_load = {{}, {3, 0.4, 0.3, 0.3}};
   const Plan plan = find_strategy("zebra").make(model, make_cluster({4}), r);
@@ -103,10 +103,10 @@ TEST(Strategies, ABalancerMayPlaceExpertsByTheirLoad) {
 TEST(Strategies, WindowsTellThemApart) {
   const ModelConfig model = make_model({});
   const Cluster cluster = make_cluster({4}, 2);
-  EXPECT_EQ(find_strategy("ep").make(model, cluster, request(4, 4)).window, 1);
-  EXPECT_EQ(find_strategy("ep-overlap").make(model, cluster, request(4, 4)).window, 2);
-  EXPECT_EQ(find_strategy("dist-ep").make(model, cluster, request(4, 4)).window, 1);
-  StrategyRequest r = request(4, 4);
+  EXPECT_EQ(find_strategy("ep").make(model, cluster, step_request(4, 4)).window, 1);
+  EXPECT_EQ(find_strategy("ep-overlap").make(model, cluster, step_request(4, 4)).window, 2);
+  EXPECT_EQ(find_strategy("dist-ep").make(model, cluster, step_request(4, 4)).window, 1);
+  StrategyRequest r = step_request(4, 4);
   r.window = 3;
   EXPECT_EQ(find_strategy("ep").make(model, cluster, r).window, 3);
 }
@@ -116,12 +116,12 @@ TEST(Strategies, ImpossibleRequestsSayWhy) {
   const auto error = [&](const std::string& name, const Cluster& cluster, const StrategyRequest& r) {
     return error_of<ConfigError>([&] { find_strategy(name).make(model, cluster, r); });
   };
-  EXPECT_EQ(error("zebra", make_cluster({1}), request(4, 4)),
+  EXPECT_EQ(error("zebra", make_cluster({1}), step_request(4, 4)),
             "[strategy zebra] no device owns experts in cluster test (1 devices). With one device use "
             "strategy single.");
-  EXPECT_EQ(error("ep", make_cluster({2}), request(2, 4)),
+  EXPECT_EQ(error("ep", make_cluster({2}), step_request(2, 4)),
             "[strategy ep] 4 microbatches need at least as many sequences, got 2");
-  StrategyRequest r = request(4, 2);
+  StrategyRequest r = step_request(4, 2);
   r.experts_moved = {1};
   EXPECT_EQ(error("zebra", make_cluster({2}), r),
             "[strategy zebra] experts_moved has 1 entries, expected one per layer (2)");
@@ -129,13 +129,14 @@ TEST(Strategies, ImpossibleRequestsSayWhy) {
   r.balancer = "lpt";
   EXPECT_EQ(error("zebra", make_cluster({2}), r),
             "[strategy zebra] experts_moved and balancer asym_ea need each other, got balancer lpt");
-  r = request(4, 2);
+  r = step_request(4, 2);
   r.expert_load = {{1, 1, 1, 1}, {1, 1}};
   EXPECT_EQ(error("zebra", make_cluster({2}), r),
             "[strategy zebra] expert_load[1] has 2 entries, expected one per expert (4)");
-  const std::string hint = error("dist-e", make_cluster({2}), request(2, 2));
+  const std::string hint = error("dist-e", make_cluster({2}), step_request(2, 2));
   EXPECT_TRUE(test::has_text(hint, "Did you mean \"dist-ep\"?")) << hint;
-  EXPECT_TRUE(test::has_text(error("zebr", make_cluster({2}), request(2, 2)), "Did you mean \"zebra\"?"));
+  EXPECT_TRUE(
+      test::has_text(error("zebr", make_cluster({2}), step_request(2, 2)), "Did you mean \"zebra\"?"));
 }
 
 /// [layer] devices with attention.
@@ -151,7 +152,7 @@ std::vector<std::vector<DeviceId>> attention_of(const Plan& plan) {
 TEST(Stages, AreRunsOfLayersOnDevicesOfTheirOwn) {
   const Cluster cluster = make_cluster({6}, 2);
   const ModelConfig model = make_model({.num_layers = 5, .num_experts = 4});
-  StrategyRequest r = request(8, 4);
+  StrategyRequest r = step_request(8, 4);
   r.stages = 3;
   const Plan ep = find_strategy("pp_ep").make(model, cluster, r);
   EXPECT_TRUE(no_faults(validate(ep, model, cluster)));
@@ -174,7 +175,7 @@ TEST(Stages, ThatCannotBeAreRefused) {
   const Cluster cluster = make_cluster({4}, 2);
   const ModelConfig model = make_model({.num_layers = 3});
   const auto error = [&](auto change) {
-    StrategyRequest r = request(8, 4);
+    StrategyRequest r = step_request(8, 4);
     change(r);
     return error_of<ConfigError>([&] { find_strategy("pp_zebra").make(model, cluster, r); });
   };
@@ -209,7 +210,7 @@ std::vector<std::set<DeviceId>> owners_of(const Plan& plan) {
 TEST(DepthGroups, TakeLayersInTurn) {
   const Cluster cluster = make_cluster({6}, 2);  // odd devices compute attention
   const ModelConfig model = make_model({.num_layers = 5, .num_experts = 4});
-  StrategyRequest r = request(8, 4);
+  StrategyRequest r = step_request(8, 4);
   r.depth_groups = {2, 1};
   const Plan plan = find_strategy("af-pipe").make(model, cluster, r);
   EXPECT_TRUE(no_faults(validate(plan, model, cluster)));
@@ -226,7 +227,7 @@ TEST(DepthGroups, TakeLayersInTurn) {
   const Plan other = find_strategy("af-pipe").make(model, cluster, r);
   EXPECT_EQ(other.groups[0].head, other.groups[0].layers[1].attention)
       << "those that a sixth layer would have";
-  r = request(8, 4);
+  r = step_request(8, 4);
   r.stage_attention = {1, 2}, r.stage_experts = {2, 1};
   EXPECT_EQ(attention_of(find_strategy("af-pipe").make(model, cluster, r)),
             (Devices{{1}, {3, 5}, {1}, {3, 5}, {1}}));
@@ -244,7 +245,7 @@ TEST(DepthGroups, ThatCannotBeAreRefused) {
   const Cluster cluster = make_cluster({6}, 2);
   const ModelConfig model = make_model({.num_layers = 2});
   const auto error = [&](auto change) {
-    StrategyRequest r = request(8, 4);
+    StrategyRequest r = step_request(8, 4);
     change(r);
     return error_of<ConfigError>([&] { find_strategy("af_pipe").make(model, cluster, r); });
   };
