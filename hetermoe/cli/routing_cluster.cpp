@@ -296,9 +296,10 @@ std::function<int()> make_routing_cluster(Flags& flags) {
   flags.add_option("--layer", options->layer, "cluster by this layer alone [default: all]")
       ->range(at_least(0));
   flags
-      .add_option("--prefix", options->prefix,
-                  "also guess the cluster of each sequence by its first so many tokens; -1 = its prompt, 0 = no "
-                  "guess")
+      .add_option(
+          "--prefix", options->prefix,
+          "also guess the cluster of each sequence by its first so many tokens; -1 = its prompt, 0 = no "
+          "guess")
       ->capture_default_str()
       ->range(at_least(-1));
   flags.add_option("--load-cap", options->load_cap, "of the capped placement: time ratio of the groups")

@@ -159,7 +159,7 @@ Plan summed_narrow(Plan plan) {
 }
 
 /// Rounds what comes from others to be summed, when it arrives; in two levels sums of nodes, too.
-Hook rounding_gradients(const Scene& s, const Plan& plan) {
+Hook rounding_gradients(const WireScene& s, const Plan& plan) {
   const auto placement = std::make_shared<Placement>(plan, s.model, s.step);
   const auto schedule = std::make_shared<Schedule>(build_schedule(plan, s.model, s.step));
   return [=, cluster = s.cluster](const ExchangeCall& call, std::vector<Message>& in) {
@@ -176,7 +176,7 @@ Hook rounding_gradients(const Scene& s, const Plan& plan) {
 
 /// In device order, in the dtype of gradients, and what a device sums itself as it is.
 TEST(WireReduce, EqualsAStepWhoseGradientsAreRoundedOnArrivalToTheBit) {
-  Scene s;
+  WireScene s;
   for (const bool in_two_levels : {false, true}) {
     if (in_two_levels) {
       for (Node& node : s.cluster.nodes) node.local *= 1000;
@@ -203,7 +203,7 @@ TEST(WireReduce, EqualsAStepWhoseGradientsAreRoundedOnArrivalToTheBit) {
 
 /// Each visit of gathered weights leaves gradients that are rounded once.
 TEST(WireReduce, SumsOfGatheredWeightsAreRoundedToo) {
-  const Scene s;
+  const WireScene s;
   for (const char* strategy : {"ep", "zebra"}) {
     Plan plan = find_strategy(strategy).make(s.model, s.cluster, small_step());
     use_fp64(plan);
@@ -216,7 +216,7 @@ TEST(WireReduce, SumsOfGatheredWeightsAreRoundedToo) {
 }
 
 /// Sums of the gradients of `steps` equal steps, which change nothing.
-TensorsByName summed_over(const Scene& s, const Plan& plan, i64 steps) {
+TensorsByName summed_over(const WireScene& s, const Plan& plan, i64 steps) {
   Session session(s.model, s.cluster, plan, {s.step, {}, {}});
   session.initialize(1);
   TensorsByName all;
@@ -242,7 +242,7 @@ double error_of(const TensorsByName& got, const TensorsByName& exact) {
 /// Equal gradients are rounded to the same side each time, unless what was lost is added.
 TEST(WireReduce, WithFeedbackTheErrorOfManyStepsIsThatOfOne) {
   constexpr i64 kSteps = 16;
-  Scene s;
+  WireScene s;
   for (const bool in_two_levels : {false, true}) {
     if (in_two_levels) {
       for (Node& node : s.cluster.nodes) node.local *= 1000;
