@@ -165,11 +165,6 @@ TEST_F(BadInput, PlanThatDoesNotFitTheModel) {
                  {plan, "train.seq_len is 17"});
 }
 
-TEST_F(BadInput, AFolderToStartFromThatIsNotThere) {
-  expect_refused({"--train.init_from", folder / "none"},
-                 {"[train.init_from]", "no such folder", folder / "none", "Hugging Face"});
-}
-
 TEST_F(BadInput, TruncatedJson) {
   const ProgramResult made =
       run_hetermoe({"simulate", "--model", "tiny", "--train.seq_len", "16", "--output", folder / "a"});

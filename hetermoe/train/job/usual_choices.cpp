@@ -1,7 +1,5 @@
 #include "hetermoe/train/job/usual_choices.h"
 
-#include <filesystem>
-
 #include "hetermoe/train/job/job_data.h"
 #include "hetermoe/train/job/lora.h"
 
@@ -24,12 +22,7 @@ void settle_usual(const Json& file, const Json& flags, Job& job) {
     const Json::json_pointer pointer(key);
     return file.contains(pointer) || flags.contains(pointer);
   };
-  if (!job.train.init_from.empty() && !is_written("/model")) {
-    if (!std::filesystem::is_directory(job.train.init_from))
-      fail<ConfigError>("train.init_from", "no such folder: got {}, expected a Hugging Face folder",
-                        job.train.init_from);
-    job.model = job.train.init_from;
-  }
+  if (!job.train.init_from.empty() && !is_written("/model")) job.model = job.train.init_from;
   settle_adapters(job.train, [&](const std::string& key) { return is_written("/train/lora/" + key); });
   if (!is_written("/data/tokenizer")) job.data.tokenizer = usual_tokenizer(job);
   job.usual.strategy = !is_written("/strategy") && job.plan.file.empty() && is_dense(job.model);
