@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <numeric>
 
 #include "hetermoe/balance/eplb.h"
 #include "hetermoe/base/index.h"

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/routing/expert_phases.h"

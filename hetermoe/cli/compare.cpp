@@ -11,6 +11,7 @@
 #include "hetermoe/cli/command.h"
 #include "hetermoe/cli/routing.h"
 #include "hetermoe/cluster/assumed_links.h"
+#include "hetermoe/planner/strategies/baselines.h"
 #include "hetermoe/planner/strategies/compare.h"
 #include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/report/progress.h"
@@ -118,9 +119,16 @@ Expected expected_of_all(const Cluster& cluster, bool links_assumed) {
   return expected_of(cluster, all, links_assumed);
 }
 
+/// Dtype in which gradients are kept and summed.
+Dtype kept_gradients(const CompareOptions& options) {
+  const Setting setting{
+      .dtype = options.dtype, .grad_dtype = options.grad_dtype, .published = options.published};
+  return grad_dtype_of(setting).value_or(Dtype::kFp32);
+}
+
 /// What holds for all rows.
 std::string rules_text(const CompareOptions& options) {
-  const std::string gradients = name_of(options.grad_dtype.value_or(Dtype::kFp32));
+  const std::string gradients = name_of(kept_gradients(options));
   const std::string sums = options.wire_reduce == WireReduce::kBf16 ? ", summed from bf16" : "";
   const std::string wire = options.wire ? fmt::format(", rows travel in {}", name_of(*options.wire)) : "";
   if (!options.published)
@@ -130,14 +138,12 @@ std::string rules_text(const CompareOptions& options) {
       "As published: {}{}, gradients in {}, a row travels per expert copy, EP sends again for recomputation. "
       "The "
       "row best has these gradients, but its rows travel once per device.",
-      name_of(options.dtype), wire, bytes_of(options.dtype) == 2 ? name_of(options.dtype) : gradients);
+      name_of(options.dtype), wire, gradients);
 }
 
 /// Else no row would have a plan.
 void check_wire_reduce(const CompareOptions& options) {
-  const Dtype kept = options.published && bytes_of(options.dtype) == 2
-                         ? options.dtype
-                         : options.grad_dtype.value_or(Dtype::kFp32);
+  const Dtype kept = kept_gradients(options);
   if (options.wire_reduce == WireReduce::kBf16 && bytes_of(kept) == 2)
     fail<ConfigError>("--wire-reduce", "got bf16, but gradients are kept in {} and travel so: expected fp32",
                       name_of(kept));

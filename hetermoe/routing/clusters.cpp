@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/hash.h"

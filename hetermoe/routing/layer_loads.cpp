@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/routing/metrics.h"

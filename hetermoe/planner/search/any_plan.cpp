@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <limits>
 
 #include "hetermoe/planner/search/evaluator.h"
 #include "hetermoe/planner/search/pipeline_shapes.h"

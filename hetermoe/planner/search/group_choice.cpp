@@ -1,7 +1,6 @@
 #include "hetermoe/planner/search/group_choice.h"
 
 #include <algorithm>
-#include <limits>
 #include <set>
 
 #include "hetermoe/base/index.h"

@@ -77,18 +77,15 @@ class Maker {
                                              *make_cost(request_.model, request_.cluster, shape,
                                                         load_profiles(request_.cluster), request_.software),
                                              shape, real(each * devices) / real(2 * stages));
-    input.least_attention = stages;
-    input.least_experts = std::clamp(input.least_experts, stages, devices - stages);
+    limit_by_groups(input, stages, stages);
     for (const i64 count : near_allocation(input)) {
       if (is_border(count)) continue;
-      const AllocatedRoles split = roles_of(input, count);
       StrategyRequest ask;
       ask.seq_len = request_.seq_len;
       ask.sequences = request_.sequences;
       ask.microbatches = std::clamp<i64>(ask.sequences * stages / (each * count), 1,
                                          std::min(ask.sequences, request_.limits.max_microbatches));
-      ask.attention = split.roles.attention, ask.attention_weights = split.attention_weights;
-      ask.experts = split.roles.experts, ask.expert_weights = split.expert_weights;
+      set_roles(ask, roles_of(input, count));
       keep(make_in_turn(ask, stages, HeadOn::kExperts));
     }
   }

@@ -5,6 +5,7 @@
 #include <map>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/cost/measured.h"
@@ -150,6 +151,19 @@ AllocationInput allocation_input(const ModelConfig& model, const Cluster& cluste
   return input;
 }
 
+void limit_by_groups(AllocationInput& input, i64 attention, i64 experts) {
+  input.least_attention = attention;
+  input.least_experts =
+      std::clamp(input.least_experts, experts, static_cast<i64>(input.devices.size()) - attention);
+}
+
+void set_roles(StrategyRequest& request, AllocatedRoles split) {
+  request.attention = std::move(split.roles.attention);
+  request.attention_weights = std::move(split.attention_weights);
+  request.experts = std::move(split.roles.experts);
+  request.expert_weights = std::move(split.expert_weights);
+}
+
 AllocatedRoles roles_of(const AllocationInput& input, i64 attention) {
   std::vector<std::size_t> order = by_advantage(input.devices);
   const auto end = order.begin() + attention;
@@ -203,9 +217,8 @@ Roles allocated_roles(const ModelConfig& model, const Cluster& cluster, const St
   const i64 sequences = (request.sequences + request.microbatches - 1) / request.microbatches;
   AllocationInput input = allocation_input(
       model, cluster, *make_cost(model, cluster, plan, load_profiles(cluster)), plan, real(sequences));
-  input.least_attention = groups.front();
-  input.least_experts =
-      std::clamp(request.offload.empty() ? input.least_experts : 1, groups.back(), devices - groups.front());
+  if (!request.offload.empty()) input.least_experts = 1;
+  limit_by_groups(input, groups.front(), groups.back());
   input.most_attention = std::max(groups.front(), groups.front() * sequences);
   return roles_of(input, allocate(input).attention).roles;
 }

@@ -49,12 +49,17 @@ Allocation allocate(const AllocationInput& input);
 AllocationInput allocation_input(const ModelConfig& model, const Cluster& cluster, const CostModel& cost,
                                  const Plan& plan, double sequences);
 
+/// Limits of plans with so many groups of each role: every group has a device. That goes before the limit by
+/// the parameters of experts.
+void limit_by_groups(AllocationInput& input, i64 attention, i64 experts);
+
 /// The roles of allocations with so many devices with attention, and their weights.
 struct AllocatedRoles {
   Roles roles;
   std::vector<double> attention_weights, expert_weights;  ///< empty where all devices are equal
 };
 AllocatedRoles roles_of(const AllocationInput& input, i64 attention);
+void set_roles(StrategyRequest& request, AllocatedRoles split);
 
 /// Numbers of devices with attention that differ from that of the allocation by 2 at most, it first.
 std::vector<i64> near_allocation(const AllocationInput& input);

@@ -53,16 +53,11 @@ class DepthTuner {
     AllocationInput input =
         allocation_input(predictor_.model(), predictor_.cluster(), *predictor_.cost(fastest_), fastest_,
                          real(setting_.sequences) / real(request.microbatches));
-    input.least_attention = groups;
-    input.least_experts =
-        std::clamp(input.least_experts, groups, i64{predictor_.cluster().num_devices()} - groups);
+    limit_by_groups(input, groups, groups);
     for (const i64 attention : near_allocation(input)) {
-      const AllocatedRoles split = roles_of(input, attention);
-      if (split.roles.attention == request.attention) continue;
       StrategyRequest other = request;
-      other.attention = split.roles.attention, other.attention_weights = split.attention_weights;
-      other.experts = split.roles.experts, other.expert_weights = split.expert_weights;
-      consider_counts(other);
+      set_roles(other, roles_of(input, attention));
+      if (other.attention != request.attention) consider_counts(std::move(other));
     }
     if (request_.attention != request.attention) consider_windows();
   }
