@@ -15,7 +15,7 @@ if(CMAKE_SCRIPT_MODE_FILE)
   endfunction()
 
   if(KERNELS)
-    file(WRITE "${OUTPUT}" "#include \"hetermoe/kernels/table.h\"\n\nnamespace hetermoe::kernels {\nnamespace {\n\n")
+    file(WRITE "${OUTPUT}" "#include \"hetermoe/kernels/source_text.h\"\n\nnamespace hetermoe::kernels {\nnamespace {\n\n")
     set(_rows "")
     set(_number 0)
     foreach(_file IN LISTS KERNELS)
@@ -37,6 +37,15 @@ if(CMAKE_SCRIPT_MODE_FILE)
   return()
 endif()
 
+# The made file is compiled by a target of its own, which waits for no other. A custom command of a folder's library waits for
+# all libraries before it, and so would every later folder: 25 s with one idle core in a build of 480 s (2026-11-29).
+function(hm_compile_embedded library output)
+  get_filename_component(_name "${output}" NAME_WE)
+  add_library(${_name} OBJECT "${output}")
+  target_include_directories(${_name} PRIVATE "${CMAKE_SOURCE_DIR}")
+  target_sources(${library} PRIVATE $<TARGET_OBJECTS:${_name}>)
+endfunction()
+
 function(hm_embed_page library)
   set(_folder "${CMAKE_SOURCE_DIR}/hetermoe/report")
   set(_output "${CMAKE_BINARY_DIR}/embedded_page.cpp")
@@ -51,7 +60,7 @@ function(hm_embed_page library)
     DEPENDS ${_style} ${_script} ${_plots} ${_live} "${_this}"
     COMMENT "Embedding style and script of the report"
     VERBATIM)
-  target_sources(${library} PRIVATE "${_output}")
+  hm_compile_embedded(${library} "${_output}")
 endfunction()
 
 # The kernels and the headers that they include, as NVRTC needs them.
@@ -73,5 +82,5 @@ function(hm_embed_kernels library)
     DEPENDS ${_paths} "${_this}"
     COMMENT "Embedding the kernels"
     VERBATIM)
-  target_sources(${library} PRIVATE "${_output}")
+  hm_compile_embedded(${library} "${_output}")
 endfunction()

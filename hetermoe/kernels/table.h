@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "hetermoe/base/types.h"
+#include "hetermoe/kernels/source_text.h"
 
 // All kernels: what the host can run, and the texts that NVRTC compiles.
 namespace hetermoe::kernels {
@@ -29,13 +30,6 @@ struct Kernel {
 const std::vector<Kernel>& all_kernels();
 /// Throws InternalError when there is none.
 const Kernel& find_kernel(std::string_view function, std::span<const at::ScalarType> types);
-
-/// A file of this folder, under the name by which others include it.
-struct SourceText {
-  const char* name;
-  const char* text;
-};
-std::span<const SourceText> source_texts();
 
 /// Threads that a block of any kernel has at most, and blocks that find registers on a multiprocessor at
 /// once: more make some kernels keep numbers in memory.
