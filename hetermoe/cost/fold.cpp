@@ -15,7 +15,7 @@ namespace {
 
 /// Where a state stands among those of one of its devices.
 std::size_t place_of(const Placement& placement, i32 state, DeviceId device) {
-  const std::span<const i32> held = placement.states_on(device);
+  const std::span<const i32> held = placement.states().on(device);
   return idx(std::lower_bound(held.begin(), held.end(), state) - held.begin());
 }
 
@@ -437,7 +437,7 @@ std::vector<i32> folded_states(const Placement& placement, const Fold& fold, i32
   if (!one_class && held == std::count(fold.device.begin(), fold.device.end(), first)) return all;
   const std::size_t place = place_of(placement, state, devices[0]);
   for (DeviceId d = 0; d < placement.num_devices(); ++d) {
-    if (fold.device[idx(d)] == first) all.push_back(placement.states_on(d)[place]);
+    if (fold.device[idx(d)] == first) all.push_back(placement.states().on(d)[place]);
   }
   std::sort(all.begin(), all.end());
   all.erase(std::unique(all.begin(), all.end()), all.end());

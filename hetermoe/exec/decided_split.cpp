@@ -15,7 +15,8 @@ std::vector<ExpertId> lent_between(const OpContext& d, i32 layer, const DecidedS
     if (owners[idx(guest.from)] == from && owners[idx(guest.to)] == to)
       out.push_back(static_cast<ExpertId>(guest.expert));
   }
-  std::stable_partition(out.begin(), out.end(), [&](ExpertId expert) { return d.p.trains(layer, expert); });
+  std::stable_partition(out.begin(), out.end(),
+                        [&](ExpertId expert) { return d.p.states().trains(layer, expert); });
   return out;
 }
 

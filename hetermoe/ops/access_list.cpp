@@ -36,7 +36,7 @@ void AccessList::add_all_chunks(Buffer buffer, Mode mode, i32 layer) {
 }
 
 void AccessList::read_params(UnitPart part, i32 layer) {
-  for (const i32 state : p.states_on(device, part, layer)) {
+  for (const i32 state : p.states().on(device, part, layer)) {
     const State& of = p.states()[idx(state)];
     if (of.transient()) add_of_state(Buffer::kWeights, Mode::kRead, state);
     if (!of.transient() || of.adapters_stay()) add_of_state(Buffer::kParams, Mode::kRead, state);
@@ -50,8 +50,8 @@ void AccessList::read_params() {
 }
 
 void AccessList::add_grad(UnitPart part, i32 layer) {
-  for (const i32 state : p.states_on(device, part, layer)) {
-    if (p.trains(state)) add_of_state(Buffer::kGrad, Mode::kAdd, state);
+  for (const i32 state : p.states().on(device, part, layer)) {
+    if (p.states().trains(state)) add_of_state(Buffer::kGrad, Mode::kAdd, state);
   }
 }
 
@@ -79,7 +79,7 @@ void AccessList::read_input(i32 layer) {
 }
 
 void AccessList::write_input_gradient(i32 layer) {
-  if (!p.needs_input_gradient(layer)) return;
+  if (!p.states().needs_input_gradient(layer)) return;
   if (moves_into(layer, Phase::kBackward) && !joins_at(layer)) {
     add(Buffer::kDMove, Mode::kWrite, layer);
   } else {

@@ -106,7 +106,7 @@ Bytes attention_workspace(BufferSizes& s, const Op& op, DeviceId device) {
   }
   const bool kept = !recomputes_inside(p.recompute(op.group, op.layer), p.is_moe(op.layer));
   const bool of_team = s.of_team(op.layer, device);
-  const i32 state = p.states_of(UnitPart::kAttention, op.layer).first;
+  const i32 state = p.states().of(UnitPart::kAttention, op.layer).first;
   // Beside a result stands the product of an adapter.
   const Bytes adapted = s.work().adapter_params(state) > 0 ? s.row(device) : 0;
   const Bytes inside = count * ((kept ? dropped : work) +
@@ -117,7 +117,7 @@ Bytes attention_workspace(BufferSizes& s, const Op& op, DeviceId device) {
     const Bytes stays = s.row(device) + (p.is_moe(op.layer) ? 4.0 * real(model.num_experts) : 0);
     return inside + count * (stays - attention_left_bytes(model, op.layer, s.element(device), of_team));
   }
-  if (!p.trains(state)) return inside + count * s.row(device);
+  if (!p.states().trains(state)) return inside + count * s.row(device);
   // Most is held where the attention kernel hands over its gradients, when those of the residual stream and
   // of the weights that came after it are there, or with few tokens at the end, with those of all weights.
   const i64 after = (model.output_width() + (p.is_moe(op.layer) ? model.num_experts : 0)) * model.hidden;

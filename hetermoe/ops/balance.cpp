@@ -8,7 +8,7 @@ namespace {
 
 void balance_accesses(AccessList& list) {
   const Placement& p = list.p;
-  for (const MicrobatchRef& member : p.balance_set(p.balance_set_of(list.op.group, list.op.microbatch))) {
+  for (const MicrobatchRef& member : p.balance_sets().with(list.op.group, list.op.microbatch)) {
     if (p.routes(member, list.device, Phase::kForward))
       list.add(BufferKey::of_microbatch(Buffer::kCounts, member.microbatch), Mode::kRead);
     if (p.routes(member, list.device, Phase::kBackward))

@@ -123,7 +123,7 @@ MemoryUse BufferSizes::state(PlaceId device) const {
   const StateBytes each = state_bytes_of(placement_.plan(), placement_.first_device(device));
   double params = 0, trainable = 0, optimized = 0, lost = 0;  // of gathered states the own parts
   MemoryUse use;
-  for (const i32 index : placement_.states_on(device)) {
+  for (const i32 index : placement_.states().on(device)) {
     const State& state = placement_.states()[idx(index)];
     const bool visits = state.visits() && !is_host;
     // A router's bias is a buffer: it has a value only, never below fp32. It stays where weights visit.

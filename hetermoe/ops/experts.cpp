@@ -73,7 +73,7 @@ void work_of_op(const WorkModel& model, const ExchangeLoad* load, ComputeWork& w
     work.experts = load->instances[owner];
     return;
   }
-  for (const i32 state : p.states_on(work.device, UnitPart::kExperts, op.layer))
+  for (const i32 state : p.states().on(work.device, UnitPart::kExperts, op.layer))
     work.experts += real(p.states()[idx(state)].experts.size());
 }
 
@@ -87,7 +87,7 @@ Bytes changed_by_adapters(const BufferSizes& s, const Op& op, DeviceId device) {
       (op.phase == Phase::kBackward && !p.leaves_weights(UnitPart::kExperts, op.layer));
   const Bytes matrices = op.phase == Phase::kWeights ? 0 : s.element(device);
   Bytes bytes = 0;
-  for (const i32 state : p.states_on(device, UnitPart::kExperts, op.layer)) {
+  for (const i32 state : p.states().on(device, UnitPart::kExperts, op.layer)) {
     if (s.work().adapter_params(state) == 0) continue;
     bytes += s.work().state_params(state) * (matrices + (makes_gradients ? s.gradient(device) : 0));
   }

@@ -31,7 +31,7 @@ bool settles_in(const Op& op, const Placement& placement) {
 }
 
 bool has_gradients(const Op& op, const Placement& placement) {
-  return placement.trains_some(UnitPart::kExperts, op.layer);
+  return placement.states().trains_some(UnitPart::kExperts, op.layer);
 }
 
 /// Calls f(guest, home, host) for each expert that is lent in the op's exchange.

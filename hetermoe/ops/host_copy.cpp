@@ -31,9 +31,9 @@ void fetch_accesses(AccessList& list) {
   if (op.state < 0) return saved_accesses(list, Mode::kWrite, Mode::kRead);
   const State& state = list.state();
   if (list.device != op.device) {
-    list.read(list.p.lags(op.state) ? Buffer::kPublished : Buffer::kParams);
+    list.read(list.p.states().lags(op.state) ? Buffer::kPublished : Buffer::kParams);
   } else if (state.visits()) {
-    const bool first = list.p.states_on(list.device, state.part, state.layer)[0] == op.state;
+    const bool first = list.p.states().on(list.device, state.part, state.layer)[0] == op.state;
     list.write(Buffer::kWeights);
     list.add_slot(slot_part(state.part), first ? Mode::kWrite : Mode::kAdd);
   } else {

@@ -54,7 +54,7 @@ bool move_occurs_in(const Op& op, const Placement& placement) {
 
 /// With a frozen embedding nobody wants the gradient of its rows.
 bool has_work(const Op& op, const Placement& placement) {
-  return op.layer > 0 || op.phase != Phase::kBackward || placement.needs_input_gradient(0);
+  return op.layer > 0 || op.phase != Phase::kBackward || placement.states().needs_input_gradient(0);
 }
 
 /// Bytes of a token. What backward starts from travels as the devices have it: the row, expert ids (8 bytes

@@ -7,9 +7,9 @@ namespace hetermoe {
 namespace {
 
 void norm_accesses(AccessList& list) {
-  for (const i32 state : list.p.states_on(list.device)) {
-    if (!list.p.tells_squares(state, list.device)) continue;
-    list.add_of_state(list.p.sums_apart(state) ? Buffer::kTaken : Buffer::kGrad, Mode::kRead, state);
+  for (const i32 state : list.p.states().on(list.device)) {
+    if (!list.p.states().tells_squares(state, list.device)) continue;
+    list.add_of_state(list.p.states().sums_apart(state) ? Buffer::kTaken : Buffer::kGrad, Mode::kRead, state);
   }
   list.add_figures();
   list.write(Buffer::kNorm);
@@ -23,8 +23,9 @@ std::vector<PortBytes> norm_bytes(const WorkModel& model, const Op&, std::span<c
 
 Bytes norm_workspace(BufferSizes& sizes, const Op&, DeviceId device) {
   double largest = 0;
-  for (const i32 state : sizes.placement().states_on(device))
-    largest = std::max(largest, sizes.placement().trains(state) ? sizes.work().trained_params(state) : 0);
+  for (const i32 state : sizes.placement().states().on(device))
+    largest =
+        std::max(largest, sizes.placement().states().trains(state) ? sizes.work().trained_params(state) : 0);
   return norm_work_bytes(largest, sizes.gradient(device));
 }
 

@@ -97,8 +97,7 @@ std::vector<DeviceId> participants(const Op& op, const Placement& placement) {
       for (const TeamMember& member : placement.team_of(op).members) all.insert(member.device);
       break;
     case Participants::kBalanceSet:
-      for (const MicrobatchRef& member :
-           placement.balance_set(placement.balance_set_of(op.group, op.microbatch))) {
+      for (const MicrobatchRef& member : placement.balance_sets().with(op.group, op.microbatch)) {
         for (i32 l = 0; l < placement.num_layers(); ++l) {
           if (!placement.is_moe(l)) continue;
           add(placement.ranges(member.group, l, member.microbatch));
@@ -109,7 +108,7 @@ std::vector<DeviceId> participants(const Op& op, const Placement& placement) {
       break;
     case Participants::kStateHolders:
       for (PlaceId place = 0; place < placement.num_places(); ++place) {
-        if (!placement.states_on(place).empty()) all.insert(place);
+        if (!placement.states().on(place).empty()) all.insert(place);
       }
       break;
   }
@@ -121,7 +120,7 @@ bool in_step(const Op& op, const Placement& placement) {
   if (is_saved_copy(op)) return true;
   // Frozen weights visit, too.
   if (row.has_state)
-    return placement.trains(op.state) ||
+    return placement.states().trains(op.state) ||
            (!row.carries_gradients && placement.states()[idx(op.state)].transient());
   return row.has_work == nullptr || row.has_work(op, placement);
 }

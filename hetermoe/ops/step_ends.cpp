@@ -19,7 +19,7 @@ void embed_accesses(AccessList& list) {
 }
 
 bool embed_has_work(const Op& op, const Placement& placement) {
-  return op.phase != Phase::kBackward || placement.needs_input_gradient(0);
+  return op.phase != Phase::kBackward || placement.states().needs_input_gradient(0);
 }
 
 /// Its gradient needs no weights.
@@ -44,7 +44,7 @@ void head_accesses(AccessList& list) {
 }
 
 std::optional<UsedPart> head_uses(const Op&, const Placement& placement) {
-  return UsedPart{placement.tied() ? UnitPart::kEmbed : UnitPart::kHead, -1};
+  return UsedPart{placement.states().tied() ? UnitPart::kEmbed : UnitPart::kHead, -1};
 }
 std::optional<UsedPart> head_grades(const Op& op, const Placement& placement) {
   return placement.options().backward ? head_uses(op, placement) : std::nullopt;
@@ -65,7 +65,7 @@ Bytes head_workspace(BufferSizes& sizes, const Op& op, DeviceId device) {
 
 void update_accesses(AccessList& list) {
   list.read(Buffer::kNorm);
-  list.add(list.p.sums_apart(list.op.state) ? Buffer::kTaken : Buffer::kGrad, Mode::kAdd);
+  list.add(list.p.states().sums_apart(list.op.state) ? Buffer::kTaken : Buffer::kGrad, Mode::kAdd);
   list.add(Buffer::kParams, Mode::kAdd);
 }
 

@@ -69,7 +69,7 @@ double WorkModel::trained_params(i32 state) const {
 }
 
 bool WorkModel::settles(const Op& op, const Guest& guest) const {
-  return placement_.trains(op.layer, guest.expert);
+  return placement_.states().trains(op.layer, guest.expert);
 }
 
 double WorkModel::merged_rows_per_token(const Op& op, i32 layer) const {
@@ -106,9 +106,9 @@ double WorkModel::frozen_part(DeviceId device, const UsedPart& part) const {
   // adapters.
   const bool low_rank = placement_.options().lora != nullptr && part.part != UnitPart::kExperts;
   double all = 0, frozen = 0;
-  for (const i32 state : placement_.states_on(device, part.part, part.layer)) {
+  for (const i32 state : placement_.states().on(device, part.part, part.layer)) {
     all += state_params(state);
-    frozen += placement_.trains(state) && !low_rank ? 0 : state_params(state);
+    frozen += placement_.states().trains(state) && !low_rank ? 0 : state_params(state);
   }
   return all > 0 ? frozen / all : 0;
 }

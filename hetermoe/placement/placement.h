@@ -3,18 +3,14 @@
 #include <vector>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/placement/balance_sets.h"
 #include "hetermoe/placement/op.h"
-#include "hetermoe/placement/state.h"
+#include "hetermoe/placement/placed_states.h"
 #include "hetermoe/placement/team.h"
 #include "hetermoe/placement/token_ranges.h"
 #include "hetermoe/plan/recompute.h"
 
 namespace hetermoe {
-
-struct MicrobatchRef {
-  i32 group = 0, microbatch = 0;
-  bool operator==(const MicrobatchRef&) const = default;
-};
 
 /// The plan as the schedule needs it: who takes part in which layer of which microbatch, and which states
 /// there are. Made once per plan, which must outlive it.
@@ -193,36 +189,8 @@ class Placement {
   i64 balance_part(i32 layer) const;
   /// The device computes the attention part of some layer with experts of the microbatch.
   bool routes(const MicrobatchRef& member, DeviceId device, Phase phase) const;
-  /// The load-balancing loss couples microbatches, perhaps of several groups: the smallest runs of
-  /// microbatches that hold whole load-balancing groups. None with the loss off.
-  std::span<const MicrobatchRef> balance_set(i32 set) const;
-  i32 num_balance_sets() const { return static_cast<i32>(balance_begin_.size()) - 1; }
-  /// The set of a microbatch; -1 with the loss off, or when no load-balancing group ends with the step.
-  i32 balance_set_of(i32 group, i32 microbatch) const {
-    return balance_set_of_[static_cast<std::size_t>(group)][static_cast<std::size_t>(microbatch)];
-  }
-
-  /// In the order of make_states().
-  const std::vector<State>& states() const { return states_; }
-  /// States of `part` in `layer` (kEmbed, kHead: -1), as indices [first, second).
-  std::pair<i32, i32> states_of(UnitPart part, i32 layer) const;
-  bool trains(i32 state) const { return states_[static_cast<std::size_t>(state)].trainable; }
-  bool trains(i32 layer, ExpertId expert) const;
-  bool trains_some(UnitPart part, i32 layer) const;
-  /// Its update runs while the next step computes (StepOptions::staleness).
-  bool lags(i32 state) const { return options_.staleness > 0 && options_.backward && trains(state); }
-  /// The summed gradients of a state are Buffer::kTaken: kGrad is on a device for backward visits alone.
-  bool sums_apart(i32 state) const { return lags(state) || states_[idx(state)].gathered(); }
-  /// The head's tensors are the embedding's.
-  bool tied() const { return states_.back().part != UnitPart::kHead; }
-  /// Some op wants the gradient of the input of `layer`.
-  bool needs_input_gradient(i32 layer) const { return layer > 0 || states_.front().trainable; }
-  /// Indices of the states of which a device has the part, or that a host updates, ascending.
-  std::span<const i32> states_on(PlaceId place) const;
-  /// Those of `part` in `layer`.
-  std::span<const i32> states_on(PlaceId place, UnitPart part, i32 layer) const;
-  /// The summed gradients of a state are on this place when norm runs, and it tells their squares.
-  bool tells_squares(i32 state, PlaceId place) const;
+  const BalanceSets& balance_sets() const { return balance_sets_; }
+  const PlacedStates& states() const { return states_; }
 
  private:
   struct Stage {
@@ -253,11 +221,8 @@ class Placement {
   void add_owners(const Group& group);
   void add_scores_weights(const Group& group, bool sinks);
   Stages make_stages(const Group& group, Phase phase);
-  void add_balance_sets(i64 aux_group);
   Stage make_stage(i32 group, const Shares* before, const Shares& shares, i32 layer, i32 microbatch) const;
   std::vector<DeviceId> with_owners(i32 group, i32 layer, const ShareRow& row) const;
-  void index_states();
-  i32 num_ranks() const { return 2 * num_layers_ + 2; }
 
   const Plan& plan_;
   StepOptions options_;
@@ -274,24 +239,9 @@ class Placement {
   std::vector<Stages> backward_stages_;                     // [group] empty = as forward
   std::vector<std::vector<std::vector<DeviceId>>> owners_;  // [group][layer]
   std::vector<std::vector<std::vector<bool>>> owner_bits_;  // [group][layer][device]
-  std::vector<MicrobatchRef> balance_members_;              // of all sets, one after another
-  std::vector<i64> balance_begin_ = {0};                    // [set + 1] into balance_members_
-  std::vector<std::vector<i32>> balance_set_of_;            // [group][microbatch]
   std::vector<bool> may_move_;                              // [layer + 1]
-  std::vector<State> states_;
-  std::vector<i32> device_state_begin_;  // [device, part of a layer] into device_states_, and the end
-  std::vector<i32> device_states_;
+  BalanceSets balance_sets_;
+  PlacedStates states_;
 };
-
-/// Visits of a part that fit on a device at once. An embedding and a head are one layer each: more would
-/// never be used.
-i32 num_slots(const Plan& plan, UnitPart part);
-
-/// Every state of the plan, in the order embed, layers (attention, experts), head. Experts with the same
-/// owners in all groups form one state, or two when some of them are frozen. With tied embeddings the head's
-/// tensors belong to the state of the embedding. frozen: ascending. adapts: of the others adapters alone are
-/// trained.
-std::vector<State> make_states(const Plan& plan, const ModelConfig& model, std::span<const Unit> frozen = {},
-                               bool adapts = false);
 
 }  // namespace hetermoe

@@ -105,10 +105,10 @@ ScheduleBuilder::ScheduleBuilder(const Placement& placement, std::vector<bool> l
   groups_pending_.assign(placement_.states().size(), num_listed);
   schedule_.num_devices = placement_.num_devices();
   schedule_.num_hosts = placement_.num_hosts();
-  schedule_.states = placement_.states();
+  schedule_.states = placement_.states().all();
   last_clock_.assign(idx(schedule_.num_places()) * kLanesOfPlace, kNoClock);
-  for (i32 set = 0; set < placement_.num_balance_sets(); ++set) {
-    routes_pending_.push_back(static_cast<i64>(placement_.balance_set(set).size()));
+  for (i32 set = 0; set < placement_.balance_sets().size(); ++set) {
+    routes_pending_.push_back(static_cast<i64>(placement_.balance_sets()[set].size()));
   }
 }
 
@@ -230,16 +230,16 @@ void ScheduleBuilder::transfer(const Op& op) {
 }
 
 void ScheduleBuilder::routed(i32 group, i32 microbatch) {
-  const i32 set = placement_.balance_set_of(group, microbatch);
+  const i32 set = placement_.balance_sets().of(group, microbatch);
   if (set < 0 || --routes_pending_[static_cast<std::size_t>(set)] > 0) return;
-  const MicrobatchRef last = placement_.balance_set(set).back();
+  const MicrobatchRef last = placement_.balance_sets()[set].back();
   transfer({.kind = OpKind::kBalance,
             .group = static_cast<std::int16_t>(last.group),
             .microbatch = last.microbatch});
 }
 
 void ScheduleBuilder::state_done(UnitPart part, i32 layer) {
-  const auto [first, last] = placement_.states_of(part, layer);
+  const auto [first, last] = placement_.states().of(part, layer);
   for (i32 state = first; state < last; ++state) {
     if (--groups_pending_[static_cast<std::size_t>(state)] > 0) continue;
     const State& done = schedule_.states[idx(state)];
@@ -247,7 +247,7 @@ void ScheduleBuilder::state_done(UnitPart part, i32 layer) {
     append_visits();
     if (done.reduced() && !done.gathered())
       transfer(state_op(done.sharded ? OpKind::kReduceScatter : OpKind::kReduce, state));
-    if (placement_.lags(state)) {  // its last fetch is appended
+    if (placement_.states().lags(state)) {  // its last fetch is appended
       compute_on_homes(OpKind::kPublish, state);
       lagging_.push_back(state);
     }

@@ -66,8 +66,8 @@ class Collector {
   }
 
   void add_balance_sets() {
-    for (i32 set = 0; set < p_.num_balance_sets(); ++set) {
-      const MicrobatchRef last = p_.balance_set(set).back();
+    for (i32 set = 0; set < p_.balance_sets().size(); ++set) {
+      const MicrobatchRef last = p_.balance_sets()[set].back();
       const Op op = {
           .kind = kind_, .group = static_cast<std::int16_t>(last.group), .microbatch = last.microbatch};
       out_.push_back({op, -1});
@@ -77,7 +77,7 @@ class Collector {
   void add_step_end(Occurs occurs) {
     if (occurs == Occurs::kPerStep) out_.push_back({{.kind = kind_}, -1});
     for (std::size_t s = 0; s < p_.states().size(); ++s) {
-      if (p_.trains(static_cast<i32>(s))) add_of_state(occurs, static_cast<i32>(s));
+      if (p_.states().trains(static_cast<i32>(s))) add_of_state(occurs, static_cast<i32>(s));
     }
   }
 
@@ -90,7 +90,7 @@ class Collector {
     if (once) out_.push_back({op, -1});
     if (occurs == Occurs::kOfResidence)
       add_all(row().from_host ? fetches_once(p_, state) : stores_once(p_, state));
-    const bool lagging = occurs == Occurs::kPerLaggingState && p_.lags(state);
+    const bool lagging = occurs == Occurs::kPerLaggingState && p_.states().lags(state);
     if (occurs != Occurs::kPerState && !lagging) return;
     for (const PlaceId place : s.updaters()) out_.push_back({op, place});
   }

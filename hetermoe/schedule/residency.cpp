@@ -28,7 +28,7 @@ std::vector<Op> fetches_once(const Placement& placement, i32 state) {
 }
 
 Residency::Residency(const Placement& placement) : p_(placement), saved_(placement) {
-  const std::vector<State>& states = placement.states();
+  const PlacedStates& states = placement.states();
   active_ = std::any_of(states.begin(), states.end(), [](const State& state) { return state.transient(); });
   if (!active_) return;
   i32 num_sets = 0;
@@ -49,7 +49,7 @@ Residency::Residency(const Placement& placement) : p_(placement), saved_(placeme
 std::span<const i32> Residency::stored_after(const Op& op, DeviceId device) const {
   const std::optional<UsedPart> graded = graded_part(op, p_);
   if (!any_visits(device, graded)) return {};
-  const std::span<const i32> states = p_.states_on(device, graded->part, graded->layer);
+  const std::span<const i32> states = p_.states().on(device, graded->part, graded->layer);
   return p_.states()[idx(states[0])].gathered() ? std::span<const i32>() : states;
 }
 
@@ -72,7 +72,7 @@ std::vector<bool>::reference Residency::due(i32 state, DeviceId device) {
 /// The states of a part of a layer on a device all visit, or none does: they have one home.
 bool Residency::any_visits(DeviceId device, const std::optional<UsedPart>& used) const {
   if (!used) return false;
-  const std::span<const i32> states = p_.states_on(device, used->part, used->layer);
+  const std::span<const i32> states = p_.states().on(device, used->part, used->layer);
   return !states.empty() && p_.states()[idx(states[0])].transient();
 }
 
@@ -83,8 +83,8 @@ void Residency::before(Op& op, DeviceId device, std::vector<Op>& out) {
   const std::optional<UsedPart> used = used_part(op, p_), graded = graded_part(op, p_);
   if (any_visits(device, used)) admit(op, device, *used, out);
   if (!any_visits(device, graded)) return;
-  for (const i32 state : p_.states_on(device, graded->part, graded->layer)) {
-    if (p_.trains(state) && !p_.states()[idx(state)].adapters_stay()) due(state, device) = true;
+  for (const i32 state : p_.states().on(device, graded->part, graded->layer)) {
+    if (p_.states().trains(state) && !p_.states()[idx(state)].adapters_stay()) due(state, device) = true;
   }
 }
 
@@ -104,7 +104,7 @@ std::size_t Residency::next_slot(Visits& visits, const State& state) {
 }
 
 void Residency::admit(Op& op, DeviceId device, const UsedPart& used, std::vector<Op>& out) {
-  const State& first = p_.states()[idx(p_.states_on(device, used.part, used.layer)[0])];
+  const State& first = p_.states()[idx(p_.states().on(device, used.part, used.layer)[0])];
   Visits& visits = this->visits(device, first);
   const auto found = std::find(visits.layers.begin(), visits.layers.end(), used.layer);
   if (found != visits.layers.end()) {
@@ -118,10 +118,10 @@ void Residency::admit(Op& op, DeviceId device, const UsedPart& used, std::vector
   i32& layer = visits.layers[slot];
   visits.used[slot] = ++num_uses_;
   if (layer != kNobody) {
-    for (const i32 state : p_.states_on(device, used.part, layer)) store_due(state, device, out);
+    for (const i32 state : p_.states().on(device, used.part, layer)) store_due(state, device, out);
   }
   layer = used.layer;
-  for (const i32 state : p_.states_on(device, used.part, layer)) {
+  for (const i32 state : p_.states().on(device, used.part, layer)) {
     if (first.gathered())
       out.push_back({.kind = OpKind::kAllGather, .state = state, .slot = op.slot});
     else

@@ -27,7 +27,7 @@ std::string name_of_part(const State& state) {
 void check_staleness(const Placement& placement) {
   for (std::size_t s = 0; s < placement.states().size(); ++s) {
     const State& state = placement.states()[s];
-    if (!placement.lags(static_cast<i32>(s)) || state.summed_on_hosts()) continue;
+    if (!placement.states().lags(static_cast<i32>(s)) || state.summed_on_hosts()) continue;
     if (placement.options().lora != nullptr)
       fail<ConfigError>(
           "train.staleness",

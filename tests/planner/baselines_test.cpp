@@ -67,7 +67,7 @@ TEST_F(BaselinesTest, AShardedOptimizerIsDividedOverReplicas) {
                   BufferSizes(sharded, model_, cluster_, routing).state(0).optimizer,
               saved, 1);
   for (const State& state : sharded.states()) {
-    const auto index = static_cast<i32>(&state - sharded.states().data());
+    const auto index = static_cast<i32>(&state - sharded.states().all().data());
     const Op update = {.kind = OpKind::kUpdate, .state = index};
     const double parts = state.devices.size() > 1 ? 12 : 1;
     EXPECT_DOUBLE_EQ(WorkModel(sharded, model_, cluster_).compute_work(update, 0, nullptr).params * parts,

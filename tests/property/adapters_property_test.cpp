@@ -93,7 +93,7 @@ TEST(AdaptersOnHosts, HostsUpdateNothing) {
     for (const PlaceId host : hosts_of(schedule)) {
       const MemoryUse use = sizes.state(host);
       double numbers = 0;
-      for (const i32 state : placement.states_on(host))
+      for (const i32 state : placement.states().on(host))
         numbers += real(matrix_numbers(c.model, schedule.states[idx(state)]));
       EXPECT_EQ(use.gradients + use.optimizer, 0) << describe(c);
       EXPECT_EQ(use.weights, 8 * numbers) << describe(c);

@@ -25,7 +25,7 @@ struct GuestsCase {
 };
 
 TEST(Guests, AreLentTwiceAndSettledOncePerLayerAndMicrobatch) {
-  for (const char* strategy : {"ep", "zebra", "dist_ep"}) {
+  for (const char* strategy : {"ep", "zebra", "dist-ep"}) {
     for (const i32 chunks : {1, 3}) {
       for (const QueueBinding binding :
            {QueueBinding::kDirection, QueueBinding::kName, QueueBinding::kPhase}) {
@@ -109,7 +109,7 @@ TEST(Guests, TouchTallyWeightsTheirTurnAndTheirGradients) {
   {
     const Placement p(c.plan, c.model, {});
     const DeviceId source = c.plan.groups[0].layers[0].attention[0][0].device, owner = p.owners(0, 0)[0];
-    const std::size_t states = p.states_on(owner, UnitPart::kExperts, 0).size();
+    const std::size_t states = p.states().on(owner, UnitPart::kExperts, 0).size();
     ASSERT_EQ(states, 1U);
     EXPECT_EQ(touched(p, OpKind::kTally, Phase::kForward, source), (Words{"read routing", "write tally"}));
     EXPECT_EQ(touched(p, OpKind::kTally, Phase::kForward, owner), (Words{"write tally"}));

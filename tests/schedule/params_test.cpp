@@ -13,12 +13,12 @@ namespace {
 /// Which states an op may use on a device, by what it computes.
 std::vector<i32> states_used(const Op& op, const Placement& p, DeviceId device) {
   const auto on_device = [&](UnitPart part, i32 layer) {
-    const std::span<const i32> states = p.states_on(device, part, layer);
+    const std::span<const i32> states = p.states().on(device, part, layer);
     return std::vector<i32>(states.begin(), states.end());
   };
   if (op.kind == OpKind::kEmbed)
     return op.phase == Phase::kForward ? on_device(UnitPart::kEmbed, -1) : std::vector<i32>{};
-  if (op.kind == OpKind::kHead) return on_device(p.tied() ? UnitPart::kEmbed : UnitPart::kHead, -1);
+  if (op.kind == OpKind::kHead) return on_device(p.states().tied() ? UnitPart::kEmbed : UnitPart::kHead, -1);
   if (op.kind == OpKind::kAttention || op.kind == OpKind::kProject)
     return on_device(UnitPart::kAttention, op.layer);
   if (op.kind == OpKind::kScores && p.team_of(op, device).latents)  // makes keys and values

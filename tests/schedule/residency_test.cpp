@@ -126,7 +126,7 @@ TEST(Residency, ADevicesGradientsAreStoredWhenItIsDone) {
       computed[device].push_back(id);
       const std::optional<UsedPart> graded = graded_part(op, placement);
       if (!graded) continue;
-      for (const i32 state : placement.states_on(device, graded->part, graded->layer))
+      for (const i32 state : placement.states().on(device, graded->part, graded->layer))
         last_add[{state, device}] = id;
     }
     for (const auto& [at, store] : last_store) {

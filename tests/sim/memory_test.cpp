@@ -56,7 +56,7 @@ TEST(PeakMemory, ExpertDeviceIsFullestDuringItsBackward) {
 
 TEST(PeakMemory, ZebraKeepsTheRowsOfAllMicrobatches) {
   EXPECT_EQ(Case({.microbatches = 3}).peaks()[1].use.saved, 3 * kRowsBuffer);
-  EXPECT_EQ(Case({.microbatches = 3, .strategy = "dist_ep"}).peaks()[1].use.saved, kRowsBuffer);
+  EXPECT_EQ(Case({.microbatches = 3, .strategy = "dist-ep"}).peaks()[1].use.saved, kRowsBuffer);
 }
 
 TEST(PeakMemory, WithoutRecomputationActivationsAreSaved) {
@@ -83,7 +83,7 @@ std::pair<Bytes, Bytes> norm_and_update_work(const Case& c) {
   const Placement placement(c.plan, c.model, c.options);
   const ExpectedRouting routing(c.model);
   BufferSizes sizes(placement, c.model, c.cluster, routing);
-  const i32 experts = placement.states_on(1)[0];
+  const i32 experts = placement.states().on(1)[0];
   const Op norm{.kind = OpKind::kNorm}, update{.kind = OpKind::kUpdate, .state = experts};
   return {sizes.workspace(norm, 1), sizes.workspace(update, 1)};
 }

@@ -23,7 +23,7 @@ void route_chunk(OpContext& d, const Op& op, LayerSlot& slot, i32 chunk) {
 }
 
 void give_input_gradient(OpContext& d, const Op& op, const at::Tensor& gradient_TD) {
-  if (!d.p.needs_input_gradient(op.layer)) return;
+  if (!d.p.states().needs_input_gradient(op.layer)) return;
   set_input_gradient(d, op, op.layer, gradient_TD);
 }
 

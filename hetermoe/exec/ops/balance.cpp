@@ -11,7 +11,7 @@ at::Tensor balance_counts(OpContext& d, const Op& op) {
   std::vector<at::Tensor> counts;
   const i64 parts = d.p.balance_parts();
   i64 sequences = 0;
-  for (const MicrobatchRef& member : d.p.balance_set(d.p.balance_set_of(op.group, op.microbatch))) {
+  for (const MicrobatchRef& member : d.p.balance_sets().with(op.group, op.microbatch)) {
     const i64 size = d.p.plan().groups[idx(member.group)].microbatches[idx(member.microbatch)];
     at::Tensor of_microbatch;
     if (member.group == d.group) of_microbatch = d.slots.microbatch(member.microbatch).counts;
@@ -38,7 +38,7 @@ void unpack_routing(OpContext& d, const Op& op, Devices, std::vector<Message>& i
   const i64 size = d.p.options().aux_group > 0 ? d.p.options().aux_group : total_sequences(d.p.plan());
   const at::Tensor by_sequence = gradient.repeat_interleave(size, 0).mul_(d.input->loss_scale);
   i64 begin = 0;
-  for (const MicrobatchRef& member : d.p.balance_set(d.p.balance_set_of(op.group, op.microbatch))) {
+  for (const MicrobatchRef& member : d.p.balance_sets().with(op.group, op.microbatch)) {
     const i64 sequences = d.p.plan().groups[idx(member.group)].microbatches[idx(member.microbatch)];
     if (member.group == d.group) {
       MicrobatchSlot& slot = d.slots.microbatch(member.microbatch);

@@ -38,7 +38,7 @@ std::vector<ExpertId> lent(OpContext& d, const Op& op, DeviceId from, DeviceId t
 
 i64 count_trained(const OpContext& d, const Op& op, const std::vector<ExpertId>& experts) {
   return std::count_if(experts.begin(), experts.end(),
-                       [&](ExpertId expert) { return d.p.trains(op.layer, expert); });
+                       [&](ExpertId expert) { return d.p.states().trains(op.layer, expert); });
 }
 
 /// Of so many experts: none has no tensors.

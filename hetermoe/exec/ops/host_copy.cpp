@@ -24,7 +24,7 @@ bool visits(const OpContext& d, const Op& op) { return d.schedule.states[idx(op.
 
 std::vector<at::Tensor> parameters_of(OpContext& d, const Op& op) {
   const StateTensors& tensors = d.state.tensors(op.state);
-  const bool is_old = d.p.lags(op.state) && !tensors.published.empty();
+  const bool is_old = d.p.states().lags(op.state) && !tensors.published.empty();
   std::vector<at::Tensor> all = is_old ? tensors.published : tensors.visitors();
   const at::Tensor buffer = d.state.store().buffer_of(op.state);
   if (buffer.defined()) all.push_back(buffer);

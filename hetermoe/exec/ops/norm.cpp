@@ -19,8 +19,8 @@ struct ToldPart {
 /// same bits wherever the optimizer is.
 std::vector<ToldPart> parts_told_by(const OpContext& d, PlaceId place) {
   std::vector<ToldPart> told;
-  for (const i32 state : d.p.states_on(place)) {
-    if (!d.p.tells_squares(state, place)) continue;
+  for (const i32 state : d.p.states().on(place)) {
+    if (!d.p.states().tells_squares(state, place)) continue;
     const std::vector<DeviceId>& holders = d.schedule.states[idx(state)].devices;
     for (std::size_t i = 0; i < holders.size(); ++i) {
       const bool is_own = place < d.p.num_devices() ? holders[i] == place : d.p.host_of(holders[i]) == place;
