@@ -65,7 +65,7 @@ class Bench {
     for (const i64 each : {1, 2, 4}) {
       StrategyRequest request = request_of(sequences() / (2 * kDevicesOfNode * each));
       request.stages = setting_.nodes / 2;
-      keep(best, find_strategy("pp_ep").make(model_, cluster_, request));
+      keep(best, find_strategy("pp-ep").make(model_, cluster_, request));
     }
     return best;
   }
@@ -81,7 +81,7 @@ class Bench {
           (d % kDevicesOfNode < of_node ? request.attention : request.experts).push_back(d);
         request.depth_groups = {groups};
         request.head_on = HeadOn::kAttention, request.combine_to = CombineTo::kNext;
-        keep(best, find_strategy("af_pipe").make(model_, cluster_, request));
+        keep(best, find_strategy("af-pipe").make(model_, cluster_, request));
       }
     }
     return best;

@@ -27,7 +27,7 @@ inline Plan small_plan(const std::string& strategy) {
 }
 
 inline std::vector<std::string> strategy_names() {
-  return {"single", "ep", "ep_overlap", "dist_ep", "zebra"};
+  return {"single", "ep", "ep-overlap", "dist-ep", "zebra"};
 }
 
 }  // namespace hetermoe::fuzz

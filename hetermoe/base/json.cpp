@@ -239,7 +239,12 @@ std::string read_text(const fs::path& path, i64 limit) {
   if (fs::is_fifo(path, code) && !name.starts_with("/dev/") && !name.starts_with("/proc/"))
     fail<IoError>(name, "is a named pipe, expected a file. Write its text to a file, or name /dev/stdin");
   std::ifstream in(path, std::ios::binary);
-  if (!in) fail<IoError>(path.string(), "cannot read file: {}", std::strerror(errno));
+  if (!in) {
+    const std::string why = std::strerror(errno);
+    const std::string from =
+        path.is_absolute() ? "" : " (looked for in " + fs::current_path(code).string() + ")";
+    fail<IoError>(path.string(), "cannot read file: {}{}", why, from);
+  }
   const auto refuse = [&](const std::string& got) {
     fail<IoError>(path.string(), "is too large for a text file: got {}, expected at most {} bytes", got,
                   limit);

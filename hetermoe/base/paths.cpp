@@ -43,7 +43,9 @@ fs::path find_config(const std::string& name_or_path, const std::string& kind, c
   const fs::path named = configs_folder() / kind / (name + "." + extension);
   if (fs::exists(named, code)) return named;
   if (is_folder) return path;  // who reads it says what is wrong
-  const bool looks_like_path = name_or_path.find_first_of("/.") != std::string::npos;
+  if (path.has_parent_path())
+    fail<ConfigError>(name_or_path, "no such file or folder, expected one or a name of configs/{}", kind);
+  const bool looks_like_path = name_or_path.find('.') != std::string::npos;
   fail<ConfigError>(name_or_path, "{} in configs/{}: expected an existing file or a known name.{}",
                     looks_like_path ? "no such file, and no such name" : "no such name", kind,
                     known_names_hint(name_or_path, config_names(kind, extension)));

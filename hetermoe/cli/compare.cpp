@@ -135,10 +135,11 @@ std::string rules_text(const CompareOptions& options) {
     return fmt::format("Same rules for every row: {}{}, gradients in {}{}, a token travels once per device.",
                        name_of(options.dtype), wire, gradients, sums);
   return fmt::format(
-      "As published: {}{}, gradients in {}, a row travels per expert copy, EP sends again for recomputation. "
+      "As published: {}{}, gradients in {}{}, a row travels per expert copy, EP sends again for "
+      "recomputation. "
       "The "
       "row best has these gradients, but its rows travel once per device.",
-      name_of(options.dtype), wire, gradients);
+      name_of(options.dtype), wire, gradients, sums);
 }
 
 /// Else no row would have a plan.
@@ -243,6 +244,8 @@ int compare(const CompareArguments& options, const Overrides& overrides) {
       {.execute = !options.simulate_only, .timed_steps = options.timed_steps, .data = of_steps.data},
       on_step);
   progress.finish();
+  const std::string moved = lock.lost();
+  if (!moved.empty()) std::cerr << moved << std::endl;
   const std::filesystem::path report =
       write_results(job, load_model(job.model), load_cluster(job.cluster), runs);
   if (options.json) {
@@ -252,7 +255,8 @@ int compare(const CompareArguments& options, const Overrides& overrides) {
   } else {
     std::cout << strategy_table(runs) << "report: " << report.string() << "\n";
   }
-  return code_of_end(runs, steps, "", Processes());
+  const int code = code_of_end(runs, steps, "", Processes());
+  return code == 0 && !moved.empty() ? 1 : code;
 }
 
 std::string strategies_help() {

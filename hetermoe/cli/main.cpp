@@ -6,6 +6,7 @@
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/lost_pages.h"
 #include "hetermoe/base/stack_room.h"
+#include "hetermoe/base/version.h"
 #include "hetermoe/cli/command.h"
 #include "hetermoe/device/cpu_memory.h"
 #include "hetermoe/train/session/presence.h"
@@ -40,6 +41,7 @@ int run(const std::vector<std::string>& words) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc > 0) hetermoe::set_program(argv[0]);
   hetermoe::keep_freed_memory();
   hetermoe::name_files_that_shrink(hetermoe::Presence::tell_failed);
   std::signal(SIGXFSZ, SIG_IGN);  // who writes is told "File too large"

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "hetermoe/base/error.h"
+#include "hetermoe/base/version.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
 #include "hetermoe/cli/routing.h"
@@ -200,10 +201,10 @@ void print_next(const PlanArguments& options, const PlanRequest& request, const 
   else
     std::cout << "\nwith -o plan.json the plan is written; then\n";
   const std::string trained = flags_of(options.train);
-  std::cout << fmt::format("simulate: hetermoe simulate {}{}\n", common, trained);
+  std::cout << fmt::format("simulate: {} simulate {}{}\n", program(), common, trained);
   if (!request.model.unsupported.empty()) return;
-  std::cout << fmt::format("train: hetermoe train {} --train.seq_len {} --train.sequences {}{}\n", common,
-                           request.seq_len, total_sequences(plan), trained);
+  std::cout << fmt::format("train: {} train {} --train.seq_len {} --train.sequences {}{}\n", program(),
+                           common, request.seq_len, total_sequences(plan), trained);
 }
 
 using Ways = std::optional<std::vector<std::string>>;

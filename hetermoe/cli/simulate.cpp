@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/base/version.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
 #include "hetermoe/cli/dry_run.h"
@@ -279,8 +280,8 @@ void print_simulated(const Simulated& result, const Cluster& cluster, const std:
 int say_whether_it_fits(const Simulated& result, const Cluster& cluster, bool json) {
   const std::string over = overfilled(result, cluster);
   if (!over.empty() && !json)
-    std::cout << "\nthe plan does not fit: " << over
-              << "; `hetermoe plan` finds one that fits, or says what would\n";
+    std::cout << "\nthe plan does not fit: " << over << "; `" << program()
+              << " plan` finds one that fits, or says what would\n";
   return over.empty() ? 0 : 1;
 }
 

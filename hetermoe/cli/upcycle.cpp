@@ -5,6 +5,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/numbers.h"
+#include "hetermoe/base/version.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
 #include "hetermoe/cli/upcycle_sparse.h"
@@ -211,8 +212,8 @@ int grow_run(const UpcycleArguments& options, const GrowthSource& source) {
     return 0;
   }
   for (const std::string& note : done.notes) std::cout << note << "\n";
-  std::cout << fmt::format("written: {} of step {}, moments: {}. It goes on by: hetermoe train {}\n",
-                           done.checkpoint.string(), from.info.step, name_of(growth.moments),
+  std::cout << fmt::format("written: {} of step {}, moments: {}. It goes on by: {} train {}\n",
+                           done.checkpoint.string(), from.info.step, name_of(growth.moments), program(),
                            done.job.string());
   return 0;
 }
@@ -318,7 +319,7 @@ int shrink(const UpcycleArguments& options, const GrowthSource& source) {
   if (options.verify) std::cout << "verified: every parameter is that of its instances, to the bit\n";
   std::cout << fmt::format("written: {}\n", written.string());
   if (json.contains("job"))
-    std::cout << fmt::format("it goes on by: hetermoe train {}\n", json["job"].get<std::string>());
+    std::cout << fmt::format("it goes on by: {} train {}\n", program(), json["job"].get<std::string>());
   return 0;
 }
 

@@ -6,6 +6,7 @@
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/numbers.h"
+#include "hetermoe/base/version.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/comm/mpi.h"
 #include "hetermoe/comm/store_job.h"
@@ -81,8 +82,8 @@ std::unique_ptr<Processes> join_processes(RunsOn device, StoreOptions options) {
     fail<ConfigError>(
         "WORLD_SIZE",
         "torchrun started {}, but this runs on CPUs, whose processes talk over MPI. Start it with: "
-        "mpirun -np {} hetermoe train ..., or use GPUs: --run.device cuda",
-        counted(launch.num_ranks, "process"), launch.num_ranks);
+        "mpirun -np {} {} train ..., or use GPUs: --run.device cuda",
+        counted(launch.num_ranks, "process"), launch.num_ranks, program());
   }
   auto job = std::make_unique<MpiJob>();
   if (job->num_ranks() != launch.num_ranks) {

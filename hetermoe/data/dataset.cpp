@@ -129,6 +129,10 @@ std::vector<std::vector<SourceFile>> find_sources(const DataOptions& options) {
     const std::vector<SourceFile> found = find_files(path, options.extensions);
     if (out.empty() || !options.weights.empty()) out.emplace_back();
     out.back().insert(out.back().end(), found.begin(), found.end());
+    if (found.empty() && !options.extensions.empty())
+      fail<ConfigError>("data.extensions",
+                        "no file below {} ends in {}: expected endings of the files to read there", path,
+                        fmt::join(options.extensions, " or "));
   }
   return out;
 }

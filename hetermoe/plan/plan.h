@@ -275,7 +275,7 @@ struct PlanChoices {
 };
 
 struct Plan : PlanChoices {
-  std::string strategy;  ///< who made it: single, ep, dist_ep, zebra, ...
+  std::string strategy;  ///< who made it: single, ep, dist-ep, zebra, ...
   std::string model;     ///< name of the model it was made for
   std::string made_for;  ///< Cluster::types_text() of what it was made for; empty = not known
   i64 seq_len = 0;       ///< tokens per sequence

@@ -132,7 +132,7 @@ Json uses_json(const std::vector<GroupUse>& uses) {
   for (const GroupUse& use : uses) {
     Json waiting = Json::array();
     for (const Wait& wait : use.waiting)
-      waiting.push_back({wait.kind + " on " + uses[wait.group].group.label(), wait.share});
+      waiting.push_back({done_by(wait.kind, uses[wait.group].group.label()), wait.share});
     out.push_back({{"label", use.group.label()},
                    {"devices", use.group.devices.size()},
                    {"computing", use.computing},

@@ -14,13 +14,18 @@ std::string waiting_for(const std::vector<GroupUse>& uses, const GroupUse& use) 
   std::string text;
   for (const Wait& wait : use.waiting) {
     if (wait.share < kNotable) continue;
-    text += fmt::format("{}{} on {} {}", text.empty() ? "" : ", ", wait.kind, uses[wait.group].group.label(),
-                        format_percent(wait.share));
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ",
+                        done_by(wait.kind, uses[wait.group].group.label()), format_percent(wait.share));
   }
   return text.empty() ? "nobody" : text;
 }
 
 }  // namespace
+
+std::string done_by(const std::string& kind, const std::string& group) {
+  const std::string role = (kind.ends_with('s') ? kind.substr(0, kind.size() - 1) : kind) + " ";
+  return kind + " on " + (group.starts_with(role) ? group.substr(role.size()) : group);
+}
 
 std::string longest_wait_text(const std::vector<GroupUse>& uses) {
   double longest = 0;
@@ -34,8 +39,8 @@ std::string longest_wait_text(const std::vector<GroupUse>& uses) {
     if (!use.waiting.empty()) {
       const Wait& wait = use.waiting[0];
       consider(wait.share,
-               fmt::format("{}{} of the step until {} on {} are done.", idle, format_percent(wait.share),
-                           wait.kind, uses[wait.group].group.label()));
+               fmt::format("{}{} of the step until {} are done.", idle, format_percent(wait.share),
+                           done_by(wait.kind, uses[wait.group].group.label())));
     }
     consider(use.transferring, fmt::format("{}{} of the step while transfers are on their way.", idle,
                                            format_percent(use.transferring)));
@@ -54,8 +59,8 @@ std::string critical_path_text(const std::vector<PathShare>& path) {
       continue;
     }
     const std::string what = share.kind.empty() ? "gaps between ops" : share.kind;
-    text += fmt::format("{}{}{} {}", text.empty() ? "" : ", ", what,
-                        share.who.empty() ? "" : " on " + share.who, format_percent(share.share));
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ",
+                        share.who.empty() ? what : done_by(what, share.who), format_percent(share.share));
   }
   if (others >= kNotable) text += fmt::format(", others {}", format_percent(others));
   return text.empty() ? "" : "Critical path: " + text + ".";

@@ -8,11 +8,15 @@
 // Results of waits.h in words, alike in every command.
 namespace hetermoe {
 
-/// "Longest wait: attention A40 devices are idle 35 % of the step until experts on expert V100 are done."
+/// "Longest wait: attention A40 devices are idle 35 % of the step until experts on V100 are done."
 std::string longest_wait_text(const std::vector<GroupUse>& uses);
 
-/// "Critical path: experts on expert V100 62 %, attention on attention A40 20 %, dispatch 9 %, ..."
+/// "Critical path: experts on V100 62 %, attention on A40 20 %, dispatch 9 %, ..."
 std::string critical_path_text(const std::vector<PathShare>& path);
+
+/// "experts on V100", "head on attention A40": the role of the group is left out where the kind of op says
+/// it. group: a label (DeviceGroup).
+std::string done_by(const std::string& kind, const std::string& group);
 
 /// A table of the groups, and both sentences.
 std::string waits_text(const Timeline& timeline);

@@ -50,17 +50,23 @@ class Held {
   bool is_here(std::size_t unit, DeviceId device) const {
     return std::binary_search(holders_[unit].begin(), holders_[unit].end(), device);
   }
-  /// Of a number that is trained, with its part of what is divided and without what is on hosts.
-  Bytes trained(std::size_t unit, const StateBytes& each) const {
+  enum class Number { kTrained, kFrozen, kAdapter };
+
+  /// Of one number of a unit, with its part of what is divided and without what is on hosts. Adapters stay on
+  /// the device when their unit's weights are on a host.
+  Bytes bytes_of_number(std::size_t unit, const StateBytes& each, Number number) const {
     const Home home = home_of(plan_.groups[0], units_[unit].part, units_[unit].layer);
     const auto replicas = real(holders_[unit].size());
     const bool of_some = !home.devices.empty();
     const bool holds = !of_some || std::find(home.devices.begin(), home.devices.end(), holders_[unit][0]) !=
                                        home.devices.end();
-    if (holds && home.weights == Residence::kHost) return 0;
+    const Bytes kept = each.total(plan_.shard_optimizer ? replicas : 1);
+    if (holds && home.weights == Residence::kHost) return number == Number::kAdapter ? kept : 0;
+    if (number == Number::kFrozen)
+      return holds && home.weights == Residence::kSharded ? each.weights / replicas : each.weights;
     if (holds && home.optimizer == Residence::kHost) return each.weights_and_gradients();
     if (holds && home.weights == Residence::kSharded) return each.total() / replicas;
-    return each.total(plan_.shard_optimizer ? replicas : 1);
+    return kept;
   }
   Bytes sum(DeviceId device, const Range& range) const {
     const StateBytes each = state_bytes_of(plan_, device);
@@ -70,8 +76,10 @@ class Held {
       const Lora* lora = options_.lora.get();
       const bool frozen =
           lora != nullptr || std::binary_search(options_.frozen.begin(), options_.frozen.end(), units_[u]);
-      bytes += real(num_parameters(model_, units_[u])) * (frozen ? each.weights : trained(u, each));
-      if (lora != nullptr) bytes += real(lora->numbers_of(units_[u])) * trained(u, each);
+      bytes += real(num_parameters(model_, units_[u])) *
+               bytes_of_number(u, each, frozen ? Number::kFrozen : Number::kTrained);
+      if (lora != nullptr)
+        bytes += real(lora->numbers_of(units_[u])) * bytes_of_number(u, each, Number::kAdapter);
     }
     return bytes;
   }

@@ -88,7 +88,7 @@ TEST(Trained, TheBoundOfMemoryFollowsWhatIsTrained) {
         EXPECT_LE(peaks[d].use.total() / bound[d], 1.12 * usual) << where;
         const Bytes saved = peaks_whole[d].use.state() - peaks[d].use.state();
         // A device of a depth group may have nothing but attention parts.
-        const bool all_trained = !shares.adapts() && named.name.starts_with("af_pipe");
+        const bool all_trained = !shares.adapts() && named.name.starts_with("af-pipe");
         EXPECT_GT(saved, all_trained ? -1 : 0) << where;
         if (!shares.adapts()) {
           const Bytes summed =

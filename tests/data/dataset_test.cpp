@@ -64,6 +64,17 @@ TEST(LoadDataset, TakesFoldersInPathOrderAndSplitsAtTheEnd) {
   EXPECT_EQ(starts_of(source.validation), (std::vector<i64>{}));  // it begins within a document
 }
 
+TEST(LoadDataset, EndingsThatNoFileHasAreNamed) {
+  const WorkFolder folder;
+  folder.file("b.txt", "bbbb");
+  DataOptions options;
+  options.paths = {folder.path().string()};
+  options.extensions = {".md", ".rst"};
+  EXPECT_EQ(error_of<ConfigError>([&] { load_dataset(options, 2); }),
+            "[data.extensions] no file below " + folder.path().string() +
+                " ends in .md or .rst: expected endings of the files to read there");
+}
+
 TEST(CheckVocabulary, ATokenThatTheModelLacksIsNamed) {
   ModelConfig model;
   model.name = "small";

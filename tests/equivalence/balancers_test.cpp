@@ -117,7 +117,7 @@ void try_balancer(const std::string& name, Knows knows, Seen& seen) {
   for (const i32 num_types : {2, 3}) {
     c.cluster = make_cluster(5, num_types);
     i32 turn = 0;
-    for (const std::string strategy : {"ep", "zebra", "dist_ep", "two groups"}) {
+    for (const std::string strategy : {"ep", "zebra", "dist-ep", "two groups"}) {
       ++turn;
       c.plan = strategy == "two groups" ? make_two_ep_groups(c.model, c.cluster, request)
                                         : find_strategy(strategy).make(c.model, c.cluster, request);

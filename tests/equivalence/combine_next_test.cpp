@@ -80,7 +80,7 @@ TEST(CombineToNext, StrategiesWithStagesGiveTheGradientsOfTheReference) {
   model.num_layers = 4;
   model.dense_layer.assign(4, false);
   const Cluster cluster = make_cluster(8);
-  for (const char* strategy : {"pp_ep", "pp_zebra"}) {
+  for (const char* strategy : {"pp-ep", "pp-zebra"}) {
     StrategyRequest request;
     request.seq_len = 4;
     request.sequences = 6, request.microbatches = 3;
@@ -100,7 +100,7 @@ Plan deep_plan(const ModelConfig& model, const Cluster& cluster) {
   request.sequences = 9, request.microbatches = 2;
   request.attention = device_range(0, 4), request.experts = device_range(4, 6);
   request.depth_groups = {2};
-  Plan plan = find_strategy("af_pipe").make(model, cluster, request);
+  Plan plan = find_strategy("af-pipe").make(model, cluster, request);
   plan.combine_to = CombineTo::kNext;
   use_fp64(plan);
   for (std::size_t l = 1; l < plan.groups[0].layers.size(); l += 2) {

@@ -46,7 +46,7 @@ void check_depth_groups(CombineTo combine_to) {
         request.stage_attention = c.stage_attention, request.stage_experts = c.stage_experts;
         request.head_on = head_on;
         request.window = static_cast<i32>(i % 4);
-        Plan plan = find_strategy("af_pipe").make(model, cluster, request);
+        Plan plan = find_strategy("af-pipe").make(model, cluster, request);
         const DepthGroups made = depth_groups_of(plan.groups[0]);
         EXPECT_EQ(made.attention, c.depth_groups.front());
         EXPECT_EQ(made.experts, c.depth_groups.back());

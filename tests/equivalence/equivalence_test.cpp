@@ -259,7 +259,7 @@ TEST(Equivalence, StagesOfSeveralDevices) {
   Coverage coverage;
   for (const i32 types : {1, 2, 3}) {
     const Cluster cluster = make_cluster(8, types);
-    for (const char* strategy : {"pp_ep", "pp_zebra"}) {
+    for (const char* strategy : {"pp-ep", "pp-zebra"}) {
       for (int i = 0; i < 2 * 2 * 3; ++i) {
         StrategyRequest request = small_request();
         request.sequences = 6, request.microbatches = 4;

@@ -18,7 +18,7 @@ TEST(Interleaved, GivesTheGradientsOfTheReference) {
   int runs = 0;
   for (const i32 types : {1, 2, 3}) {
     const Cluster cluster = make_cluster(6, types);
-    for (const char* strategy : {"pp_ep", "pp_zebra"}) {
+    for (const char* strategy : {"pp-ep", "pp-zebra"}) {
       for (int i = 0; i < 8; ++i) {
         StrategyRequest request;
         request.seq_len = 4;

@@ -163,7 +163,7 @@ TEST(AdapterMemory, OfAStepIsAsPredictedWithinFivePercent) {
   double worst = 0;
   for (const char* name : {"demo", "tiny-qwen3"}) {
     const ModelConfig model = load_model(name);
-    for (const char* strategy : {"single", "ep", "zebra", "dist_ep"}) {
+    for (const char* strategy : {"single", "ep", "zebra", "dist-ep"}) {
       for (const Recompute recompute : {Recompute::kLocal, Recompute::kOff}) {
         Plan plan = find_strategy(strategy).make(model, cluster, request);
         use_dtype(plan, Dtype::kFp32);

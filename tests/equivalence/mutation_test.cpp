@@ -361,7 +361,7 @@ Scene team_scene() {
   request.seq_len = 6, request.sequences = 4, request.microbatches = 2;
   request.team = {2};
   request.head_weights = {3, 1};
-  s.plan = find_strategy("sp_ep").make(s.model, s.cluster, request);
+  s.plan = find_strategy("sp-ep").make(s.model, s.cluster, request);
   s.plan.recompute = Recompute::kAhead;
   use_fp64(s.plan);
   return s;
@@ -392,7 +392,7 @@ TEST(Mutations, LatentsInsideATeamAreCaught) {
   StrategyRequest request;
   request.seq_len = 6, request.sequences = 4, request.microbatches = 2;
   request.team = {2};
-  s.plan = find_strategy("sp_ep").make(s.model, s.cluster, request);
+  s.plan = find_strategy("sp-ep").make(s.model, s.cluster, request);
   s.plan.recompute = Recompute::kAhead;
   use_fp64(s.plan);
   ASSERT_TRUE(Placement(s.plan, s.model, s.step).teams_of(0, 0, 0)[0].latents);

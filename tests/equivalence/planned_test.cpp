@@ -85,7 +85,7 @@ std::vector<Plan> alternatives(const PlanRequest& request, const PlanResult& res
   for (const Candidate& candidate : result.tried) {
     if (candidate.infeasible.empty()) plans.push_back(candidate.plan);
   }
-  for (const char* strategy : {"single", "ep", "dist_ep", "zebra"}) {
+  for (const char* strategy : {"single", "ep", "dist-ep", "zebra"}) {
     for (const i64 microbatches : {1, 2, 4}) plans.push_back(plain_plan(request, strategy, microbatches));
   }
   return plans;

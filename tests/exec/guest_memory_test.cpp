@@ -65,7 +65,7 @@ TEST(GuestMemory, IsTheModels) {
   double worst = 0, added = 0;
   i64 guests = 0;
   Bytes more = 0;
-  for (const char* strategy : {"zebra", "ep", "ep_overlap", "dist_ep"}) {
+  for (const char* strategy : {"zebra", "ep", "ep-overlap", "dist-ep"}) {
     for (const Recompute recompute : {Recompute::kLocal, Recompute::kOff}) {
       Plan plan = find_strategy(strategy).make(model, cluster, small_request());
       use_dtype(plan, Dtype::kFp32);
@@ -129,7 +129,7 @@ TEST(ReplicaMemory, IsTheModels) {
   const Cluster cluster = flash_demo();
   double worst = 0, added = 0;
   i64 guests = 0;
-  for (const char* strategy : {"zebra", "ep", "ep_overlap", "dist_ep"}) {
+  for (const char* strategy : {"zebra", "ep", "ep-overlap", "dist-ep"}) {
     Plan plan = find_strategy(strategy).make(model, cluster, small_request());
     use_dtype(plan, Dtype::kFp32);
     const Held without = held(model, cluster, plan);

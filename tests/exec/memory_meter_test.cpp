@@ -164,7 +164,7 @@ void check_strategies(const char* model_name, const char* cluster_name, i64 seq_
   request.sequences = 8;
   request.microbatches = 2;
   double worst = 0;
-  for (const char* strategy : {"zebra", "ep", "ep_overlap", "dist_ep", "single"}) {
+  for (const char* strategy : {"zebra", "ep", "ep-overlap", "dist-ep", "single"}) {
     for (const Recompute recompute :
          {Recompute::kLocal, Recompute::kOff, Recompute::kResend, Recompute::kAhead, Recompute::kSelect}) {
       for (const WeightGradients weights : {WeightGradients::kWith, WeightGradients::kAfter}) {
@@ -196,7 +196,7 @@ TEST(MeasuredMemory, IsTheModelsWhereResultsGoToTheNextLayer) {
   for (const Recompute recompute : {Recompute::kLocal, Recompute::kOff, Recompute::kSelect}) {
     for (const HeadOn head_on : {HeadOn::kExperts, HeadOn::kAttention}) {
       request.head_on = head_on;
-      Plan plan = find_strategy("af_pipe").make(model, cluster, request);
+      Plan plan = find_strategy("af-pipe").make(model, cluster, request);
       use_dtype(plan, Dtype::kFp32);
       plan.recompute = recompute;
       for (const CombineTo to : {CombineTo::kSource, CombineTo::kNext}) {
@@ -246,7 +246,7 @@ TEST(MeasuredMemory, IsTheModelsWithHosts) {
   request.microbatches = 2;
   double worst = 0;
   i32 turn = 0;
-  for (const char* strategy : {"zebra", "ep", "dist_ep", "single"}) {
+  for (const char* strategy : {"zebra", "ep", "dist-ep", "single"}) {
     for (const std::vector<std::string>& entries : {std::vector<std::string>{"optimizer"},
                                                     {"optimizer", "experts.weights"},
                                                     {"all"},
@@ -409,7 +409,7 @@ TEST(MeasuredMemory, IsTheModelsWithTeams) {
     ModelConfig model = load_model(name);
     if (model.attention == AttentionKind::kMla) model.kv_lora_rank = 12;  // latents travel
     for (int r = 0; r < kEnumCount<Recompute>; ++r) {
-      Plan plan = find_strategy("sp_ep").make(model, cluster, request);
+      Plan plan = find_strategy("sp-ep").make(model, cluster, request);
       use_dtype(plan, Dtype::kFp32);
       plan.recompute = static_cast<Recompute>(r);
       plan.window = 1 + r % 2;

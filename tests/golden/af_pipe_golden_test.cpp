@@ -44,7 +44,7 @@ Made make(const AfPipe& p) {
   request.window = p.window;
   for (DeviceId d = 0; d < 2 * p.groups; ++d)
     (d < p.groups ? request.attention : request.experts).push_back(d);
-  made.plan = find_strategy("af_pipe").make(made.model, made.cluster, request);
+  made.plan = find_strategy("af-pipe").make(made.model, made.cluster, request);
   made.plan.recompute = Recompute::kOff;
   made.plan.combine_to = p.combine_to;
   made.plan.expected = ExpectedTimes{{p.attention}, {p.experts}, p.transfer, p.head, kBackward};

@@ -21,7 +21,7 @@ Plan make_interleaved(const Pipeline& p, const ModelConfig& model, const Cluster
   request.sequences = request.microbatches = p.microbatches;
   request.stages = p.ranks;
   request.interleave = p.chunks;
-  Plan plan = find_strategy("pp_ep").make(model, cluster, request);
+  Plan plan = find_strategy("pp-ep").make(model, cluster, request);
   plan.recompute = Recompute::kOff;
   return plan;
 }

@@ -33,7 +33,7 @@ TEST(Mpi, ShardedWeightsEqualThoseInOneProcessBitForBit) {
   const Cluster cluster = with_fast_nodes("demo");  // sums go in two levels
   const std::vector<i32> rank_of = spread_devices(cluster.num_devices(), job->num_ranks());
   i64 parts = 0;
-  for (const char* strategy : {"ep", "zebra", "pp_ep"}) {
+  for (const char* strategy : {"ep", "zebra", "pp-ep"}) {
     Plan plan = find_strategy(strategy).make(model, cluster, small_step());
     use_dtype(plan, Dtype::kFp32);
     shard_weights(plan);

@@ -66,7 +66,7 @@ SentByOne sent_by_one(const ModelConfig& model, i64 n, i64 seq_len) {
   StrategyRequest request;
   request.seq_len = seq_len, request.sequences = 1;
   request.team = {n};
-  Plan plan = find_strategy("sp_ep").make(model, cluster, request);
+  Plan plan = find_strategy("sp-ep").make(model, cluster, request);
   plan.wire_forward = plan.wire_backward = Wire::kBf16;
   const Placement placement(plan, model, {});
   const WorkModel work(placement, model, cluster);
@@ -129,7 +129,7 @@ TEST(Team, FaultsAreNamed) {
   const Cluster cluster = testing::make_cluster(2, 1, 1);
   StrategyRequest request;
   request.seq_len = 8, request.sequences = 1;
-  const Plan sound = find_strategy("sp_ep").make(model, cluster, request);
+  const Plan sound = find_strategy("sp-ep").make(model, cluster, request);
   ASSERT_EQ(validate(sound, model, cluster), std::vector<std::string>{});
   const auto fault_of = [&](auto spoil) {
     Plan plan = sound;
@@ -167,7 +167,7 @@ TEST(Team, IsWrittenOnlyWhereThereIsOne) {
   const std::string without = to_json(find_strategy("ep").make(model, cluster, request)).dump();
   EXPECT_EQ(without.find("\"team\""), std::string::npos);
   request.team = {2};
-  const Plan plan = find_strategy("sp_ep").make(model, cluster, request);
+  const Plan plan = find_strategy("sp-ep").make(model, cluster, request);
   const Plan again = plan_from_json(to_json(plan), "plan");
   EXPECT_EQ(again.groups[0].layers[1].attention, plan.groups[0].layers[1].attention);
   EXPECT_EQ(again.groups[0].head, plan.groups[0].head);

@@ -16,7 +16,7 @@ class CombineToTest : public ::testing::Test {
     request.sequences = request.microbatches = 4;
     request.attention = {0, 1}, request.experts = {2, 3};
     request.depth_groups = {2};
-    plan_ = find_strategy("af_pipe").make(model_, cluster_, request);
+    plan_ = find_strategy("af-pipe").make(model_, cluster_, request);
     plan_.combine_to = CombineTo::kNext;
   }
   std::string fault() {

@@ -137,7 +137,7 @@ TEST(Allocation, IsTheDefaultOfDepthGroupsOnEqualDevices) {
   const Roles roles = allocated_roles(model, cluster, request);
   EXPECT_EQ(roles.attention, (std::vector<DeviceId>{0, 1}));
   EXPECT_EQ(roles.experts.size(), 6U);
-  const Plan plan = find_strategy("af_pipe").make(model, cluster, request);
+  const Plan plan = find_strategy("af-pipe").make(model, cluster, request);
   EXPECT_EQ(plan.groups[0].layers[0].attention[0].size() + plan.groups[0].layers[1].attention[0].size(), 2U);
   request.stage_attention = {2, 2}, request.stage_experts = {2, 2};
   EXPECT_EQ(allocated_roles(model, cluster, request).attention.size(), 4U) << "as the lists say";

@@ -15,7 +15,7 @@ class CompareTest : public ::testing::Test {
 };
 
 TEST_F(CompareTest, OneRowPerLengthAndStrategyInTheOrderAsked) {
-  options_.strategies = {"dist_ep", "zebra"};
+  options_.strategies = {"dist-ep", "zebra"};
   const std::vector<CompareRow> rows = compare({8192, 16384});
   ASSERT_EQ(rows.size(), 4u);
   EXPECT_EQ(rows[0].strategy, "dist-ep");

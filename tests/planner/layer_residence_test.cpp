@@ -104,7 +104,7 @@ TEST(LayerResidence, IsNoSlowerThanTheSameInAllLayers) {
 TEST(LayerResidence, GoesByStageInPipelines) {
   const PlanRequest request = request_of("qwen3-30b-a3b", 128, HostUse::kAllSaved);
   Evaluator evaluator(request);
-  const Plan plan = plan_of(request, "pp_ep", 4);
+  const Plan plan = plan_of(request, "pp-ep", 4);
   ASSERT_TRUE(evaluator.has_room(plan));
   const std::optional<Plan> more = with_last_layers(evaluator, plan, {Recompute::kOff});
   ASSERT_TRUE(more.has_value());

@@ -104,7 +104,7 @@ TEST(MemoryOfUnevenRouting, HasRoom) {
 TEST(MemoryEstimate, IsNearThePeak) {
   const ModelConfig model = load_model("w1");
   const Cluster cluster = load_cluster("o1");
-  for (const char* name : {"ep", "zebra", "dist_ep", "pp_ep"}) {
+  for (const char* name : {"ep", "zebra", "dist-ep", "pp-ep"}) {
     for (const Recompute recompute : {Recompute::kLocal, Recompute::kOff, Recompute::kResend}) {
       for (const bool row_dedup : {true, false}) {
         StrategyRequest ask;
@@ -154,7 +154,7 @@ TEST(MemoryOfGatheredWeights, GroupsAreNotFolded) {
   Plan plan;
   for (const std::vector<DeviceId>& devices : {std::vector<DeviceId>{0, 1, 2, 3}, {4, 5, 6, 7}}) {
     ask.attention = devices;
-    Plan made = find_strategy("pp_ep").make(request.model, request.cluster, ask);
+    Plan made = find_strategy("pp-ep").make(request.model, request.cluster, ask);
     if (plan.groups.empty())
       plan = std::move(made);
     else

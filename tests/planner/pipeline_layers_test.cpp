@@ -23,7 +23,7 @@ Plan make_pipeline(const ModelConfig& model, const Cluster& cluster, i64 microba
   request.sequences = request.microbatches = microbatches;
   request.stages = 2;
   request.stage_layers = {5, 3};
-  return find_strategy("pp_ep").make(model, cluster, request);
+  return find_strategy("pp-ep").make(model, cluster, request);
 }
 
 /// Devices do layer for layer what they did: recomputation, owners, number of layers.

@@ -121,7 +121,7 @@ TEST(Sentences, SayWhatIsWrongWithAPlanFarFromThePeak) {
   PlanResult result;
   const auto told = [&](const StrategyRequest& ask) {
     Candidate candidate;
-    candidate.plan = find_strategy("dist_ep").make(request.model, request.cluster, ask);
+    candidate.plan = find_strategy("dist-ep").make(request.model, request.cluster, ask);
     Predictor predictor(request.model, request.cluster);
     candidate.prediction = predictor.predict(candidate.plan);
     describe(request, candidate.plan, candidate);

@@ -154,7 +154,7 @@ TEST(Stages, AreRunsOfLayersOnDevicesOfTheirOwn) {
   const ModelConfig model = make_model({.num_layers = 5, .num_experts = 4});
   StrategyRequest r = step_request(8, 4);
   r.stages = 3;
-  const Plan ep = find_strategy("pp_ep").make(model, cluster, r);
+  const Plan ep = find_strategy("pp-ep").make(model, cluster, r);
   EXPECT_TRUE(no_faults(validate(ep, model, cluster)));
   EXPECT_EQ(ep.order, OrderPolicy::kOneFOneB);
   using Devices = std::vector<std::vector<DeviceId>>;
@@ -163,7 +163,7 @@ TEST(Stages, AreRunsOfLayersOnDevicesOfTheirOwn) {
   EXPECT_EQ(num_owned(ep, 2, 0), 0) << "experts are with their stage";
   r.stages = 0;
   r.stage_layers = {1, 4}, r.stage_attention = {1, 2}, r.stage_experts = {2, 1};
-  const Plan zebra = find_strategy("pp_zebra").make(model, cluster, r);  // odd devices compute attention
+  const Plan zebra = find_strategy("pp-zebra").make(model, cluster, r);  // odd devices compute attention
   EXPECT_TRUE(no_faults(validate(zebra, model, cluster)));
   EXPECT_EQ(zebra.window, 2);
   EXPECT_EQ(attention_of(zebra), (Devices{{1}, {3, 5}, {3, 5}, {3, 5}, {3, 5}}));
@@ -177,22 +177,22 @@ TEST(Stages, ThatCannotBeAreRefused) {
   const auto error = [&](auto change) {
     StrategyRequest r = step_request(8, 4);
     change(r);
-    return error_of<ConfigError>([&] { find_strategy("pp_zebra").make(model, cluster, r); });
+    return error_of<ConfigError>([&] { find_strategy("pp-zebra").make(model, cluster, r); });
   };
   EXPECT_EQ(
       error([](StrategyRequest& r) { r.stages = 3; }),
-      "[strategy pp_zebra] 2 devices with attention are too few for 3 stages, each needs one: ask for fewer");
+      "[strategy pp-zebra] 2 devices with attention are too few for 3 stages, each needs one: ask for fewer");
   EXPECT_EQ(error([](StrategyRequest& r) { r.stages = i64{1} << 60; }),
-            "[strategy pp_zebra] 3 layers are too few for 1152921504606846976 stages, each needs one: "
+            "[strategy pp-zebra] 3 layers are too few for 1152921504606846976 stages, each needs one: "
             "ask for fewer");
   EXPECT_EQ(error([](StrategyRequest& r) {
               r.stage_layers = {1, 1};
             }),
-            "[strategy pp_zebra] got 1, 1 for the layers, expected 2 numbers from 1 on that add up to 3");
+            "[strategy pp-zebra] got 1, 1 for the layers, expected 2 numbers from 1 on that add up to 3");
   EXPECT_EQ(error([](StrategyRequest& r) {
               r.stage_experts = {2, 0};
             }),
-            "[strategy pp_zebra] got 2, 0 for the devices with experts, expected 2 numbers from 1 on that "
+            "[strategy pp-zebra] got 2, 0 for the devices with experts, expected 2 numbers from 1 on that "
             "add up to 2");
 }
 
@@ -247,7 +247,7 @@ TEST(DepthGroups, ThatCannotBeAreRefused) {
   const auto error = [&](auto change) {
     StrategyRequest r = step_request(8, 4);
     change(r);
-    return error_of<ConfigError>([&] { find_strategy("af_pipe").make(model, cluster, r); });
+    return error_of<ConfigError>([&] { find_strategy("af-pipe").make(model, cluster, r); });
   };
   EXPECT_EQ(error([](StrategyRequest& r) { r.depth_groups = {3}; }),
             "[plan.depth_groups] got 3 groups, expected at most as many as layers of model (2)");

@@ -38,7 +38,7 @@ TEST(PlanLayout, SaysWhoComputesWhat) {
 }
 
 TEST(PlanLayout, SaysWhichLayersADepthGroupHas) {
-  const PlanLayout plan = layout_of("af_pipe");
+  const PlanLayout plan = layout_of("af-pipe");
   EXPECT_EQ(plan.sentences.at(1), "1 A40/1000 (attention) computes the attention part of layers 0, 2.");
   EXPECT_EQ(plan.sentences.at(2), "1 A40/1000 (attention) computes the attention part of layers 1, 3.");
   EXPECT_EQ(plan.sentences.at(3), "1 V100/1000 (expert) owns 8 of the 8 experts of layers 0, 2.");

@@ -162,15 +162,13 @@ TEST(CriticalPath, NamesOpsDevicesTransfersAndGaps) {
                       {4, 2, 9, 10}});
   t.ops[1].after = {0}, t.ops[2].after = {1}, t.ops[3].after = {2}, t.ops[4].after = {3};
   EXPECT_EQ(critical_path_text(critical_path(t)),
-            "Critical path: experts on expert V 40.0 %, attention on attention A 20.0 %, head on attention A "
-            "10.0 %, "
+            "Critical path: experts on V 40.0 %, attention on A 20.0 %, head on attention A 10.0 %, "
             "combine 10.0 %, gaps between ops 10.0 %, dispatch 10.0 %.");
   double sum = 0;
   for (const PathShare& share : critical_path(t)) sum += share.share;
   EXPECT_NEAR(sum, 1, 1e-12);
-  EXPECT_EQ(
-      longest_wait_text(group_use(t)),
-      "Longest wait: attention A devices are idle 40.0 % of the step until experts on expert V are done.");
+  EXPECT_EQ(longest_wait_text(group_use(t)),
+            "Longest wait: attention A devices are idle 40.0 % of the step until experts on V are done.");
   EXPECT_TRUE(critical_path(Timeline()).empty());
 }
 

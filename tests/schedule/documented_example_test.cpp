@@ -75,7 +75,7 @@ TEST(DocumentedExample, DepthGroupsOnFourDevices) {
   request.sequences = request.microbatches = 2;
   request.attention = {0, 1}, request.experts = {2, 3};
   request.depth_groups = {2};
-  Plan plan = find_strategy("af_pipe").make(model, test::make_cluster({4}), request);
+  Plan plan = find_strategy("af-pipe").make(model, test::make_cluster({4}), request);
   plan.expected.reset();
   const Schedule schedule = build_schedule(plan, model);
   std::string lanes;
@@ -99,7 +99,7 @@ TEST(DocumentedExample, ATeamOfTwoDevices) {
   request.sequences = request.microbatches = 2;
   request.team = {2};
   request.window = 2;
-  Plan plan = find_strategy("sp_ep").make(model, test::make_cluster({2}), request);
+  Plan plan = find_strategy("sp-ep").make(model, test::make_cluster({2}), request);
   plan.recompute = Recompute::kAhead;
   const Schedule schedule = build_schedule(plan, model);
   EXPECT_EQ(code_lines("of device ", "teams.md"), compute_lane(schedule, 0));

@@ -57,7 +57,7 @@ TEST(OrderLayerMajor, MovedExpertsRunAfterTheAttentionOfAllMicrobatches) {
 TEST(OrderLayerMajor, WindowOfOneFinishesAMicrobatchFirst) {
   const ModelConfig model = make_model({.num_layers = 1});
   const Schedule s =
-      build_schedule(make_zebra_plan(model, make_cluster({1, 1}), {.strategy = "dist_ep"}), model);
+      build_schedule(make_zebra_plan(model, make_cluster({1, 1}), {.strategy = "dist-ep"}), model);
   EXPECT_TRUE(has_text(lane_text(s, 0, Queue::kCompute),
                        "embed.F m0, attention.F l0 m0, head.F m0, attention.B l0 m0, embed.B m0, embed.F m1, "
                        "attention.F l0 m1, head.F m1, attention.B l0 m1, embed.B m1, update s0"));
@@ -160,7 +160,7 @@ TEST(Groups, LoadBalancingSpansGroups) {
 
 TEST(Balance, GroupThatSpansWindowsIsRefused) {
   const ModelConfig model = make_model({});
-  const Plan plan = make_zebra_plan(model, make_cluster({1, 1}), {.strategy = "dist_ep"});
+  const Plan plan = make_zebra_plan(model, make_cluster({1, 1}), {.strategy = "dist-ep"});
   StepOptions options;
   options.balance = true;
   try {

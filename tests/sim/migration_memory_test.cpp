@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "hetermoe/model/lora.h"
 #include "hetermoe/model/op_cost.h"
 #include "tests/schedule/plans.h"
 
@@ -52,6 +53,25 @@ TEST(MigrationMemory, ALayerThatStaysOnADeviceCostsNothing) {
   const Plan before = c.plan({{1, 1, 1, 1}, {0, 1, 1, 1}}), after = c.plan({{1, 1, 1, 1}, {1, 1, 1, 1}});
   const std::vector<Bytes> got = c.memory(before, after);
   EXPECT_DOUBLE_EQ(got[1], 7 * c.expert + 4 * c.expert + 0.75 * c.expert);
+}
+
+TEST(MigrationMemory, FrozenMatricesOnHostsTakeNothingOfADevice) {
+  const MemoryCase c;
+  Plan plan = c.plan({{1, 1, 1, 1}, {1, 1, 1, 1}});
+  for (LayerPlacement& layer : plan.groups[0].layers)
+    layer.experts_home = Home{.weights = Residence::kHost, .optimizer = Residence::kHost};
+  std::vector<std::string> targets;
+  for (const ParamInfo& parameter : parameters(c.model))
+    if (parameter.expert >= 0 && can_have_adapter(parameter)) targets.push_back(parameter.name);
+  MoveOptions options;
+  const auto lora = std::make_shared<const Lora>(make_lora(c.model, 2, 2, targets));
+  options.lora = lora;
+  double adapters = 0;
+  for (i32 l = 0; l < 2; ++l)
+    for (i32 e = 0; e < 4; ++e)
+      adapters += 16 * static_cast<double>(lora->numbers_of({l, UnitPart::kExperts, e}));
+  ASSERT_GT(adapters, 0);
+  EXPECT_DOUBLE_EQ(migration_memory(plan, plan, c.model, c.cluster, options)[1], adapters);
 }
 
 }  // namespace

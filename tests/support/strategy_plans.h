@@ -127,7 +127,7 @@ inline std::vector<NamedPlan> strategy_plans(const ModelConfig& model, const Clu
   };
   add("single", make("single", request));
   if (cluster.num_devices() == 1) return all;
-  for (const char* name : {"ep", "ep_overlap", "dist_ep", "zebra"}) add(name, make(name, request));
+  for (const char* name : {"ep", "ep-overlap", "dist-ep", "zebra"}) add(name, make(name, request));
   StrategyRequest uneven = request;
   uneven.attention = default_roles(cluster).attention;
   for (std::size_t i = 0; i < uneven.attention.size(); ++i)
@@ -136,17 +136,17 @@ inline std::vector<NamedPlan> strategy_plans(const ModelConfig& model, const Clu
   StrategyRequest moved = request;
   moved.experts_moved.assign(static_cast<std::size_t>(model.num_layers), 1);
   add("zebra_moved", make("zebra", moved));
-  add("af_pipe", make("af_pipe", request));
+  add("af-pipe", make("af-pipe", request));
   StrategyRequest to_next = request;
   to_next.combine_to = CombineTo::kNext;
-  add("af_pipe_next", make("af_pipe", to_next));
+  add("af-pipe-next", make("af-pipe", to_next));
   StrategyRequest team = request;
   team.team = {cluster.num_devices()};
   for (i32 d = 0; d < cluster.num_devices(); ++d) {
     team.attention_weights.push_back(1 + d % 3);
     team.head_weights.push_back(d == 1 ? 0 : 1);  // the second has no heads
   }
-  add("sp_ep", make("sp_ep", team));
+  add("sp-ep", make("sp-ep", team));
   add("pipeline", make_pipeline(model, cluster, request));
   add("alternating", make_alternating(model, cluster, request));
   add("groups", make_two_groups(model, cluster, request));

@@ -168,7 +168,7 @@ TEST(Checkpoint, GoesOnWithAnotherStrategyAndAnotherNumberOfDevices) {
   const WorkFolder folder, whole_folder;
   const TinyRun::End whole = TinyRun(whole_folder.path()).run(Checkpoints::kOff);
   TinyRun(folder.path(), {{"strategy", "zebra"}}).run();
-  for (const char* strategy : {"ep", "dist_ep", "single"}) {
+  for (const char* strategy : {"ep", "dist-ep", "single"}) {
     fs::remove_all(TinyRun(folder.path()).checkpoints() / "step-00000006");
     const TinyRun::End resumed =
         TinyRun(folder.path(), {{"strategy", strategy}, {"checkpoint.keep", "9"}}).run();

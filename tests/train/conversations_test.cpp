@@ -51,7 +51,7 @@ TEST(Conversations, AResumedRunUnderAnotherPlanReadsTheSameOnes) {
   EXPECT_EQ(std::set<u64>(expected.begin(), expected.end()).size(), 6U);
   const TrainOutcome first = train_conversations(folder / "parts", {{"train.steps", "4"}});
   const TrainOutcome rest =
-      train_conversations(folder / "parts", {{"train.steps", "6"}, {"strategy", "dist_ep"}});
+      train_conversations(folder / "parts", {{"train.steps", "6"}, {"strategy", "dist-ep"}});
   EXPECT_EQ(rest.first_step, 4);
   for (const TrainOutcome* part : {&first, &rest}) {
     for (const StepRecord& record : part->records) got.push_back(record.tokens_hash);

@@ -50,7 +50,7 @@ TEST(DataRuns, AResumedRunUnderAnotherPlanReadsWhatOneInOneGoReads) {
   ASSERT_EQ(expected.size(), 6U);
   EXPECT_EQ(std::set<u64>(expected.begin(), expected.end()).size(), 6U);
   std::vector<u64> got = hashes_of(train(folder / "parts", {{"train.steps", "4"}}));
-  const TrainOutcome rest = train(folder / "parts", {{"train.steps", "6"}, {"strategy", "dist_ep"}});
+  const TrainOutcome rest = train(folder / "parts", {{"train.steps", "6"}, {"strategy", "dist-ep"}});
   EXPECT_EQ(rest.first_step, 4);
   const std::vector<u64> more = hashes_of(rest);
   got.insert(got.end(), more.begin(), more.end());

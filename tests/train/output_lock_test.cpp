@@ -35,6 +35,20 @@ TEST(OutputLock, TheOwnerIsNamedAndTheFolderFreeAfterwards) {
   EXPECT_EQ(again.note(), "");
 }
 
+TEST(OutputLock, ResultsThatNoRunLeftAreNotReplaced) {
+  const WorkFolder folder;
+  const std::string output = folder / "out";
+  std::filesystem::create_directory(output);
+  std::ofstream(std::filesystem::path(output) / "report.html") << "mine";
+  EXPECT_EQ(error_of<ConfigError>([&] { OutputLock lock(output); }),
+            "[output] folder " + output +
+                " holds a report.html that no run left there (no job.json is beside it): expected another "
+                "folder, because a run replaces that file");
+  EXPECT_EQ(folder.contents(), (std::vector<std::string>{"out", "out/report.html"}));
+  std::ofstream(std::filesystem::path(output) / "job.json") << "{}";
+  const OutputLock lock(output);
+}
+
 TEST(OutputLock, AFolderThatWasMovedOrRemovedIsMissed) {
   const WorkFolder folder;
   const std::string output = folder / "out", other = folder / "other";

@@ -105,7 +105,7 @@ TEST(Replan, ASingleDeviceThatIsLeftAmongOthersNeedsOneRank) {
 TEST(Replan, ThePlannersPlanIsAtLeastAsGoodAsTheStrategys) {
   const WorkFolder folder;
   // Two newer and two older devices; an older one is gone.
-  for (const char* strategy : {"zebra", "ep", "dist_ep"}) {
+  for (const char* strategy : {"zebra", "ep", "dist-ep"}) {
     for (const char* sequences : {"4", "16"}) {
       const JobChanges before = {{"strategy", strategy},
                                  {"output", folder / "out"},
@@ -157,7 +157,7 @@ TEST(Replan, GradientsKeepTheirDtypeInThePlannersPlan) {
 
 TEST(Replan, TheChangesMakeAJobOverTheSurvivorsAlone) {
   const WorkFolder folder;
-  for (const char* strategy : {"zebra", "dist_ep", "ep", "ep_overlap", "single"}) {
+  for (const char* strategy : {"zebra", "dist-ep", "ep", "ep-overlap", "single"}) {
     for (const std::vector<DeviceId>& left : std::vector<std::vector<DeviceId>>{{0, 1, 2}, {1, 3}, {2}}) {
       const After after = lose({{"strategy", strategy},
                                 {"output", folder / "out"},

@@ -115,11 +115,11 @@ TEST(Takeover, AJobWithAnotherPlanGoesOnFromTheCheckpointWithItsOwn) {
       {"train.changes", Json({{{"step", 2}, {"plan", plan_file(folder, "ep")}}}).dump()}};
   TinyRun cut = run_with(folder / "out", changes, {{"train.steps", "4"}});
   cut.run();
-  TinyRun other(folder / "out", {{"strategy", "dist_ep"}});
+  TinyRun other(folder / "out", {{"strategy", "dist-ep"}});
   std::vector<std::string> strategies;
   other.run(Checkpoints::kOn,
             [&](Session& session, const StepRecord&) { strategies.push_back(session.plan().strategy); });
-  EXPECT_EQ(strategies, (std::vector<std::string>{"dist_ep", "dist_ep"}));
+  EXPECT_EQ(strategies, (std::vector<std::string>{"dist-ep", "dist-ep"}));
 }
 
 TEST(Takeover, AStepAfterAChangeIsRepeatedBitForBit) {

@@ -152,7 +152,7 @@ class Maker {
     }
     ask.window = ask.microbatches > 1 ? 2 : 1;
     ask.stages = stages;
-    return find_strategy(apart ? "pp_zebra" : "pp_ep").make(request_.model, request_.cluster, ask);
+    return find_strategy(apart ? "pp-zebra" : "pp-ep").make(request_.model, request_.cluster, ask);
   }
 
   Plan make_in_turn(StrategyRequest& ask, i64 stages, HeadOn head_on) const {
@@ -160,7 +160,7 @@ class Maker {
     ask.head_on = head_on;
     ask.combine_to = CombineTo::kNext;
     ask.expects_times = false;
-    return find_strategy("af_pipe").make(request_.model, request_.cluster, ask);
+    return find_strategy("af-pipe").make(request_.model, request_.cluster, ask);
   }
 
   void keep(Plan plan) {

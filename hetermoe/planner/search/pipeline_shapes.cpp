@@ -293,7 +293,7 @@ void add_groups(const Rates& rates, const PipelineShape& shape, std::vector<i64>
       for (std::size_t d = 0; d < before.size(); ++d) counterpart[idx(before[d])] = ask.attention[d];
       plan.groups.push_back(with_devices(plan.groups.back(), counterpart));
     } else {
-      Plan made = find_strategy("pp_ep").make(request.model, request.cluster, ask);
+      Plan made = find_strategy("pp-ep").make(request.model, request.cluster, ask);
       if (plan.groups.empty())
         plan = std::move(made);
       else

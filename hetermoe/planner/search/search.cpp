@@ -319,7 +319,7 @@ class Search {
     simulate_fixed("ep", named_.ep);
     simulate_fixed("single", named_.single);
     i64 pipeline = evaluator_.best();  // whose stages may have devices of several nodes
-    if (request_.cluster.num_devices() <= kSmallCluster && has_best()) simulate_fixed("pp_ep", pipeline);
+    if (request_.cluster.num_devices() <= kSmallCluster && has_best()) simulate_fixed("pp-ep", pipeline);
   }
 
   void simulate_fixed(const std::string& name, i64& kept) {

@@ -136,7 +136,7 @@ Plan make_team_plan(const PlanRequest& request, const TeamShape& shape) {
   const std::vector<i64> sequences =
       proportional_split(request.sequences, std::vector<double>(idx(shape.groups), 1));
   const i64 each = static_cast<i64>(devices.attention.size()) / shape.groups;
-  const char* const strategy = !devices.experts.empty() ? "zebra" : shape.stages > 1 ? "pp_ep" : "sp_ep";
+  const char* const strategy = !devices.experts.empty() ? "zebra" : shape.stages > 1 ? "pp-ep" : "sp-ep";
   Plan plan;
   for (i64 g = 0; g < shape.groups; ++g) {
     const auto part = [&](const auto& all) {

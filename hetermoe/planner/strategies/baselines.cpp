@@ -126,7 +126,7 @@ Tuned tune_dist_ep(Predictor& predictor, const Setting& setting) {
   const auto attention = static_cast<i64>(default_roles(predictor.cluster()).attention.size());
   for (const i64 count : microbatch_counts(setting.sequences, attention)) {
     Plan plan =
-        find_strategy("dist_ep").make(predictor.model(), predictor.cluster(), request_of(setting, count));
+        find_strategy("dist-ep").make(predictor.model(), predictor.cluster(), request_of(setting, count));
     apply(setting, plan);
     consider_degrees(best, std::move(plan));
   }

@@ -197,7 +197,7 @@ class PipelineTuner {
 
   Plan make(const Layout& layout) const {
     Plan plan;
-    plan.strategy = "pp_ep";
+    plan.strategy = "pp-ep";
     plan.model = predictor_.model().name;
     plan.seq_len = setting_.seq_len;
     plan.order = OrderPolicy::kOneFOneB;

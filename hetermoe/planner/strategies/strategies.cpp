@@ -313,11 +313,11 @@ Plan make_ep(const ModelConfig& model, const Cluster& cluster, const StrategyReq
 }
 
 Plan make_ep_overlap(const ModelConfig& model, const Cluster& cluster, const StrategyRequest& request) {
-  return make_in("ep_overlap", model, cluster, request, 2);
+  return make_in("ep-overlap", model, cluster, request, 2);
 }
 
 Plan make_dist_ep(const ModelConfig& model, const Cluster& cluster, const StrategyRequest& request) {
-  return make_in("dist_ep", model, cluster, request, 1);
+  return make_in("dist-ep", model, cluster, request, 1);
 }
 
 Plan make_zebra(const ModelConfig& model, const Cluster& cluster, const StrategyRequest& request) {
@@ -325,22 +325,22 @@ Plan make_zebra(const ModelConfig& model, const Cluster& cluster, const Strategy
 }
 
 Plan make_pp_ep(const ModelConfig& model, const Cluster& cluster, const StrategyRequest& request) {
-  return make_in("pp_ep", model, cluster, request, 1);
+  return make_in("pp-ep", model, cluster, request, 1);
 }
 
 Plan make_pp_zebra(const ModelConfig& model, const Cluster& cluster, const StrategyRequest& request) {
-  return make_in("pp_zebra", model, cluster, request, 2);
+  return make_in("pp-zebra", model, cluster, request, 2);
 }
 
 Plan make_af_pipe(const ModelConfig& model, const Cluster& cluster, const StrategyRequest& request) {
   const Roles roles = allocated_roles(model, cluster, request);
   return make_depth_groups(model, cluster, request, roles, [&](const StrategyRequest& part) {
-    return make_in("af_pipe", model, cluster, part, 0);
+    return make_in("af-pipe", model, cluster, part, 0);
   });
 }
 
 Plan make_sp_ep(const ModelConfig& model, const Cluster& cluster, const StrategyRequest& request) {
-  return make_in("sp_ep", model, cluster, request, 1);
+  return make_in("sp-ep", model, cluster, request, 1);
 }
 
 Plan make_round_robin(const ModelConfig& model, const Cluster& cluster, const StrategyRequest& request) {
@@ -354,20 +354,20 @@ const std::vector<Strategy>& strategies() {
       {"single", "everything on one device", DeviceUse::kOne, Cut::kNone, false, make_single},
       {"ep", "expert parallelism: equal attention and experts on all devices, one microbatch after another",
        DeviceUse::kAlike, Cut::kNone, false, make_ep},
-      {"ep_overlap", "expert parallelism with microbatches interleaved", DeviceUse::kAlike, Cut::kNone, false,
+      {"ep-overlap", "expert parallelism with microbatches interleaved", DeviceUse::kAlike, Cut::kNone, false,
        make_ep_overlap},
-      {"dist_ep", "attention on newer devices, experts on older ones, one microbatch after another",
+      {"dist-ep", "attention on newer devices, experts on older ones, one microbatch after another",
        DeviceUse::kApart, Cut::kNone, false, make_dist_ep},
       {"zebra", "attention on newer devices, experts on older ones, microbatches zig-zag between them",
        DeviceUse::kApart, Cut::kNone, false, make_zebra},
-      {"pp_ep", "a pipeline (1F1B) whose stages are runs of layers with expert parallelism inside",
+      {"pp-ep", "a pipeline (1F1B) whose stages are runs of layers with expert parallelism inside",
        DeviceUse::kAlike, Cut::kStages, false, make_pp_ep},
-      {"pp_zebra", "a pipeline (1F1B) whose stages have attention on newer and experts on older devices",
+      {"pp-zebra", "a pipeline (1F1B) whose stages have attention on newer and experts on older devices",
        DeviceUse::kApart, Cut::kStages, false, make_pp_zebra},
-      {"af_pipe",
+      {"af-pipe",
        "as zebra, and each device has every second (third, ...) layer alone: depth groups, AF-Pipe",
        DeviceUse::kApart, Cut::kDepth, false, make_af_pipe},
-      {"sp_ep",
+      {"sp-ep",
        "expert parallelism whose devices share each sequence in teams: tokens, and heads of the attention "
        "kernel",
        DeviceUse::kAlike, Cut::kTeams, false, make_sp_ep},
@@ -380,10 +380,7 @@ const std::vector<Strategy>& strategies() {
 
 std::vector<std::string> strategy_names() {
   std::vector<std::string> names;
-  for (const Strategy& strategy : strategies()) {
-    names.push_back(strategy.name);
-    std::replace(names.back().begin(), names.back().end(), '_', '-');
-  }
+  for (const Strategy& strategy : strategies()) names.push_back(strategy.name);
   return names;
 }
 
@@ -410,7 +407,7 @@ std::string misfit(const Strategy& strategy, const ModelConfig& model, const Clu
 
 const Strategy& find_strategy(const std::string& name) {
   std::string key = name;
-  std::replace(key.begin(), key.end(), '-', '_');
+  std::replace(key.begin(), key.end(), '_', '-');
   for (const Strategy& strategy : strategies()) {
     if (strategy.name == key) return strategy;
   }

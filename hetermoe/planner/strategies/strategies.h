@@ -69,7 +69,7 @@ struct StrategyRequest : CutOptions {
   i64 sequences = 0;                ///< of one step, all microbatches
   i64 microbatches = 1;             ///< sizes are made as equal as possible
   std::vector<DeviceId> attention;  ///< devices that compute attention; empty = default_roles()
-  std::vector<DeviceId> experts;    ///< devices that own experts (dist_ep, zebra)
+  std::vector<DeviceId> experts;    ///< devices that own experts (dist-ep, zebra)
   std::vector<double>
       attention_weights;               ///< [attention] speed by which sequences are shared; empty = equally
   std::vector<double> expert_weights;  ///< [experts] speed by which experts are shared; empty = equally
@@ -81,9 +81,9 @@ struct StrategyRequest : CutOptions {
   i64 expert_replicas = 0;     ///< for eplb: copies of experts in a layer beyond one of each
   i32 window = -1;             ///< microbatches in flight; -1 = the strategy's own
   Dtype dtype = Dtype::kFp32;  ///< of devices, for strategies that ask for time or memory
-  bool expects_times = true;   ///< af_pipe: sets Plan::expected; else that is left to the caller
-  CombineTo combine_to = CombineTo::kSource;  ///< af_pipe: of the plan, for the times that are expected
-  std::vector<i64> nics;                      ///< af_pipe: likewise
+  bool expects_times = true;   ///< af-pipe: sets Plan::expected; else that is left to the caller
+  CombineTo combine_to = CombineTo::kSource;  ///< af-pipe: of the plan, for the times that are expected
+  std::vector<i64> nics;                      ///< af-pipe: likewise
   i64 staleness = 0;                          ///< steps that weights lag: with 1 steps overlap
   std::vector<std::string> offload;  ///< what plan.offload will be, for strategies that ask for memory
   TrainedShares trained = {};        ///< likewise, of the model; for time as well

@@ -27,7 +27,7 @@ class DepthTuner {
     const i64 each = (std::ssize(request.attention) + groups - 1) / groups;
     for (const i64 count : microbatch_counts(setting_.sequences, each)) {
       request.microbatches = count;
-      Plan plan = find_strategy("af_pipe").make(predictor_.model(), predictor_.cluster(), request);
+      Plan plan = find_strategy("af-pipe").make(predictor_.model(), predictor_.cluster(), request);
       apply(setting_, plan);
       // Fewer are in flight where more have no room.
       for (const i64 of_group : {4, 2, 1}) {
@@ -133,7 +133,7 @@ std::vector<double> room_for_tokens(Predictor& predictor, const Setting& setting
 Tuned tune_teams(Predictor& predictor, const Setting& setting) {
   const ModelConfig& model = predictor.model();
   const Cluster& cluster = predictor.cluster();
-  const Strategy& strategy = find_strategy("sp_ep");
+  const Strategy& strategy = find_strategy("sp-ep");
   const std::vector<DeviceId> devices = roles_of(strategy.use, cluster, {}).attention;
   const auto num_devices = static_cast<i64>(devices.size());
   Best best(predictor, setting);

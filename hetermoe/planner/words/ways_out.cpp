@@ -70,9 +70,10 @@ class WaysOut {
     const std::optional<Plan> plan = find_any_plan(next);
     if (!plan) return;
     const std::vector<Bytes> memory = estimate_host_memory(*plan, next.model, next.cluster, next.trained);
-    ways_.push_back(
-        joined(also, fmt::format("{:.0f} GiB of main memory a node (host: in the cluster file)",
-                                 std::ceil(*std::max_element(memory.begin(), memory.end()) / kGiB))));
+    ways_.push_back(joined(
+        also,
+        fmt::format("{0:.0f} GiB of main memory a node (in the cluster file: host: {{memory_gib: {0:.0f}}})",
+                    std::ceil(*std::max_element(memory.begin(), memory.end()) / kGiB))));
   }
 
   static std::string joined(const std::string& also, const std::string& way) {

@@ -44,6 +44,21 @@ bool leads_to(const fs::path& path, int file) {
          open.st_dev == there.st_dev;
 }
 
+/// Results that a run would replace, in a folder without a file that the program leaves beside them.
+void check_results(const fs::path& folder, const std::string& key) {
+  std::error_code code;
+  const auto has = [&](const char* name) { return fs::exists(folder / name, code); };
+  for (const char* own : {"job.json", "plan.json", "timeline.json", "checkpoints", ".lock"})
+    if (has(own)) return;
+  for (const char* result : {"report.html", "loss.svg", "summary.json", "metrics.jsonl"})
+    if (has(result))
+      fail<ConfigError>(
+          key,
+          "folder {} holds a {} that no run left there (no job.json is beside it): expected another "
+          "folder, because a run replaces that file",
+          folder.string(), result);
+}
+
 fs::path lock_file(const fs::path& folder, bool beside) {
   if (!beside) return folder / ".lock";
   return fs::absolute(folder).parent_path() / fmt::format(".{}.lock", folder.filename().string());
@@ -56,6 +71,7 @@ OutputLock::OutputLock(const fs::path& locked, OutputLockOptions options)
   if (options_.host.empty()) options_.host = host_name();
   const fs::path folder = path_.parent_path();
   check_output_folder(folder);
+  if (!options_.beside) check_results(folder, options_.key);
   std::error_code code;
   for (fs::path missing = folder; !missing.empty() && !fs::exists(missing, code);
        missing = missing.parent_path())

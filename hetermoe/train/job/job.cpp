@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "hetermoe/base/version.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/plan/nics.h"
 #include "hetermoe/plan/offload.h"
@@ -39,8 +40,8 @@ const FieldDoc& find_option(const std::string& flag) {
     names.push_back(option.name);
   }
   const std::string near = nearest_name(name, names);
-  fail<ConfigError>("--" + flag, "unknown option.{} `hetermoe options` lists all.",
-                    near.empty() ? "" : fmt::format(" Did you mean \"--{}\"?", near));
+  fail<ConfigError>("--" + flag, "unknown option.{} `{} options` lists all.",
+                    near.empty() ? "" : fmt::format(" Did you mean \"--{}\"?", near), program());
 }
 
 /// A value as typed: text needs no quotes, a list is [a, b] or a,b.
@@ -347,9 +348,8 @@ Job parse_job(const std::string& yaml, const std::string& path, const std::vecto
   const Json file = parse_yaml(yaml, path);
   if (file.is_null() || (file.is_object() && file.empty())) {
     fail<ConfigError>(
-        path,
-        "holds no key of a job, expected at least one such as \"model: demo\"; `hetermoe options` "
-        "lists all");
+        path, "holds no key of a job, expected at least one such as \"model: demo\"; `{} options` lists all",
+        program());
   }
   return make_job(file, path + " ", overrides);
 }
@@ -420,9 +420,9 @@ Plan make_job_plan(const Job& job, const ModelConfig& model, const Cluster& clus
   constexpr std::size_t kShown = 20;
   const std::size_t hidden = faults.size() - std::min(faults.size(), kShown);
   faults.resize(faults.size() - hidden);
-  fail<ConfigError>(from_file ? job.plan.file : "strategy " + job.strategy,
-                    "the plan does not fit model {} on cluster {}:\n  {}{}", model.name, cluster.name,
-                    fmt::join(faults, "\n  "), hidden > 0 ? fmt::format("\n  and {} more", hidden) : "");
+  fail<ConfigError>(from_file ? job.plan.file : "strategy " + job.strategy, "{}:\n  {}{}",
+                    misfit_text(plan, model, cluster), fmt::join(faults, "\n  "),
+                    hidden > 0 ? fmt::format("\n  and {} more", hidden) : "");
 }
 
 StepOptions step_options(const Job& job, const ModelConfig& model) {

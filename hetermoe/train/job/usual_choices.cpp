@@ -1,5 +1,6 @@
 #include "hetermoe/train/job/usual_choices.h"
 
+#include "hetermoe/base/version.h"
 #include "hetermoe/train/job/job_data.h"
 #include "hetermoe/train/job/lora.h"
 
@@ -47,12 +48,20 @@ std::vector<std::string> usual_notes(const Job& job, const ModelConfig& model) {
   return out;
 }
 
+std::string misfit_text(const Plan& plan, const ModelConfig& model, const Cluster& cluster) {
+  const bool of_other = plan.model != model.name;
+  return fmt::format(
+      "the plan {} model {} on cluster {}",
+      of_other ? fmt::format("was made for model {} and cannot serve", plan.model) : "does not fit",
+      model.name, cluster.name);
+}
+
 std::string other_devices_note(const Plan& plan, const Cluster& cluster) {
   const std::string own = cluster.types_text();
   if (plan.made_for.empty() || plan.made_for == own) return "";
   return fmt::format(
-      "the plan was made for {}, and cluster {} has {}: another plan may be faster there (hetermoe plan)",
-      plan.made_for, cluster.name, own);
+      "the plan was made for {}, and cluster {} has {}: another plan may be faster there ({} plan)",
+      plan.made_for, cluster.name, own, program());
 }
 
 }  // namespace hetermoe

@@ -13,6 +13,10 @@ void settle_usual(const Json& file, const Json& flags, Job& job);
 /// Notes of a run on these values: a sentence each.
 std::vector<std::string> usual_notes(const Job& job, const ModelConfig& model);
 
+/// Begins the error of a plan with faults: "the plan does not fit model X on cluster Y", or that it was made
+/// for another model.
+std::string misfit_text(const Plan& plan, const ModelConfig& model, const Cluster& cluster);
+
 /// That a plan was made for other types of devices than the cluster has, in words; empty = it was not, or
 /// does not say.
 std::string other_devices_note(const Plan& plan, const Cluster& cluster);

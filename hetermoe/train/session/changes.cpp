@@ -9,6 +9,7 @@
 #include "hetermoe/cost/memory_estimate.h"
 #include "hetermoe/placement/placement.h"
 #include "hetermoe/sim/migration_memory.h"
+#include "hetermoe/train/job/usual_choices.h"
 #include "hetermoe/train/session/session.h"
 
 namespace hetermoe {
@@ -136,8 +137,7 @@ PlannedChange load_change(const Job& job, std::size_t i, const ModelConfig& mode
   Plan plan = plan_from_json(read_json(change.plan), change.plan);
   const std::vector<std::string> faults = plan_faults(job, plan, model, cluster);
   if (!faults.empty()) {
-    fail<ConfigError>(place_of(i) + ".plan " + change.plan,
-                      "the plan does not fit model {} on cluster {}: {}{}", model.name, cluster.name,
+    fail<ConfigError>(place_of(i) + ".plan " + change.plan, "{}: {}{}", misfit_text(plan, model, cluster),
                       faults[0], faults.size() > 1 ? fmt::format(" (and {} more)", faults.size() - 1) : "");
   }
   try {
