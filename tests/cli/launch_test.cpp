@@ -161,7 +161,7 @@ TEST(Train, OnCpusUnderTorchrunNamesMpirun) {
                                                                               {"MASTER_PORT", "29500"}});
   EXPECT_EQ(result.code, 2);
   EXPECT_NE(result.err.find("[WORLD_SIZE] torchrun started 4 processes"), std::string::npos) << result.err;
-  EXPECT_NE(result.err.find("mpirun -np 4 hetermoe train"), std::string::npos) << result.err;
+  EXPECT_NE(result.err.find("mpirun -np 4 " + hetermoe_path() + " train"), std::string::npos) << result.err;
   EXPECT_TRUE(folder.contents().empty());
 }
 

@@ -67,15 +67,16 @@ TEST(PlanCommand, EndsWithTheCommandThatTrains) {
                                         "--seq", "256",     "--sequences", "8"};
   const ProgramResult unwritten = run_hetermoe(ask);
   EXPECT_EQ(last_line(unwritten.out),
-            "train: hetermoe train --model demo --cluster demo --plan plan.json --train.seq_len 256 "
-            "--train.sequences 8");
+            fmt::format("train: {} train --model demo --cluster demo --plan plan.json --train.seq_len 256 "
+                        "--train.sequences 8",
+                        hetermoe_path()));
   EXPECT_TRUE(contains(unwritten.out, "\nwith -o plan.json the plan is written; then\n")) << unwritten.out;
   std::vector<std::string> writes = ask;
   writes.insert(writes.end(), {"-o", plan});
   EXPECT_EQ(last_line(run_hetermoe(writes).out),
-            fmt::format("train: hetermoe train --model demo --cluster demo --plan {} --train.seq_len 256 "
+            fmt::format("train: {} train --model demo --cluster demo --plan {} --train.seq_len 256 "
                         "--train.sequences 8",
-                        plan));
+                        hetermoe_path(), plan));
 }
 
 /// Simulate and the dry run of train, whose last words are equal.
@@ -120,7 +121,8 @@ TEST(PlanCommand, AModelOfAnotherFamilyIsPlannedSimulatedAndInspected) {
       run_hetermoe({"plan", "--model", model, "--cluster", "demo", "--seq", "256", "--sequences", "8"});
   EXPECT_EQ(planned.code, 0) << planned.err;
   EXPECT_TRUE(contains(planned.out, assumed)) << planned.out;
-  EXPECT_TRUE(last_line(planned.out).starts_with("simulate: hetermoe simulate ")) << planned.out;
+  EXPECT_TRUE(last_line(planned.out).starts_with("simulate: " + hetermoe_path() + " simulate "))
+      << planned.out;
   const std::vector<std::string> job = {"--model", model, "--cluster", "demo", "--strategy", "ep"};
   std::vector<std::string> words = {"simulate"};
   words.insert(words.end(), job.begin(), job.end());

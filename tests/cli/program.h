@@ -7,9 +7,12 @@
 namespace hetermoe {
 
 /// Runs the real program as a user would.
+/// As messages name it in commands that they propose.
+inline std::string hetermoe_path() { return HM_BINARY_DIR "/hetermoe"; }
+
 inline ProgramResult run_hetermoe(const std::vector<std::string>& arguments,
                                   const Environment& variables = {}) {
-  return Child(HM_BINARY_DIR "/hetermoe", arguments, variables).wait();
+  return Child(hetermoe_path(), arguments, variables).wait();
 }
 
 inline bool contains(const std::string& text, const std::string& part) {
