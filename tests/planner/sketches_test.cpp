@@ -77,6 +77,24 @@ TEST(Sketches, FortyMeasuredSpeedsGiveSketchesWithAllDevicesQuickly) {
   }
 }
 
+TEST(Sketches, TheEndOfAStepFollowsTheBytesOfGradients) {
+  const auto step_of = [](std::optional<Dtype> gradients, WireReduce wire) {
+    PlanRequest request = request_with_speeds(16, 0);
+    request.sequences = 16;
+    request.grad_dtype = gradients, request.wire_reduce = wire;
+    const Rates rates(request);
+    Sketch sketch;
+    sketch.groups = {{.first = {0}, .count = {16}, .attention = {16}, .mixed = true, .sequences = 16}};
+    return estimate(rates, sketch).step;
+  };
+  const Seconds wide = step_of({}, WireReduce::kFp32), narrow = step_of(Dtype::kFp16, WireReduce::kFp32);
+  EXPECT_LT(narrow, wide);
+  // Only the way forth is narrow on the wire.
+  const Seconds forth = step_of({}, WireReduce::kBf16);
+  EXPECT_NEAR(wide - forth, (wide - narrow) / 2, 0.01 * wide);
+  EXPECT_LT(forth, wide);
+}
+
 TEST(Sketches, FortyMeasuredSpeedsGiveAPlan) {
   PlanRequest request = request_with_speeds(40, 0.004);
   request.limits.simulation_budget = 2000;
