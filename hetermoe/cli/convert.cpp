@@ -36,7 +36,9 @@ void print_converted(const ConvertArguments& options, const Converted& done) {
   if (!done.ignored.empty())
     std::cout << fmt::format("left behind: {}, such as {}\n", counted(done.ignored.size(), "tensor"),
                              done.ignored[0]);
-  if (options.verify) std::cout << "verified: every parameter is that of the source, to the bit\n";
+  if (options.verify)
+    std::cout << fmt::format("verified: every parameter is that of the source, to the bit{}\n",
+                             options.dtype.empty() ? "" : ", rounded to " + options.dtype);
   std::cout << "written: " << options.to << "\n";
 }
 

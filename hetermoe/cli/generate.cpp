@@ -298,7 +298,7 @@ std::function<int()> make_generate(Flags& flags) {
       .add_option("--logits", options->logits,
                   "write tokens of the prompt and the logits after each to FILE.safetensors")
       ->is_output();
-  flags.add_option("--dtype", options->dtype, "of weights and arithmetic: fp32, bf16, fp64")
+  flags.add_option("--dtype", options->dtype, "of weights and arithmetic: fp32, bf16, fp16, fp64")
       ->capture_default_str();
   flags.add_option("--device", options->device, "where the model is: cpu, cuda or cuda:N")
       ->capture_default_str();

@@ -144,8 +144,8 @@ std::vector<std::string> keys_of_layers(const std::optional<UnderPlan>& plan) {
       "N ranks: max/mean over so many ranks, experts dealt out in order. It grows with their number; placing "
       "experts "
       "changes it.",
-      "drift: how far a window's shares of experts are from those of the window before; - where there is one "
-      "window."};
+      "drift: share of the 8 busiest experts that change from one microbatch to the next; - with 8 experts "
+      "or fewer."};
   if (plan)
     keys.insert(keys.end(),
                 {"plan's ranks: max/mean over the devices that own experts under the plan.",

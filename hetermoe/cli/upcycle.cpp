@@ -193,6 +193,12 @@ int grow_run(const UpcycleArguments& options, const GrowthSource& source) {
                       "Face folder of it (convert), and that one sparse",
                       from.path.string());
   }
+  if (from.info.job.value(Json::json_pointer("/train/lora/rank"), i64{0}) > 0)
+    fail<ConfigError>(
+        "from",
+        "{} is a checkpoint with adapters (train.lora), which do not grow: merge them into a folder "
+        "first, by training with train.save_hf, and grow that one",
+        from.path.string());
   check_grown_output(options.to);
   const Growth growth = growth_of(options, source);
   GrownRun done = write_grown_run(from, growth, folder_path(options.to));

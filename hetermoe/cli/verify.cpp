@@ -39,7 +39,8 @@ void print_verified(const Job& job, const VerifyResult& result, i64 show) {
   for (const std::string& name : result.missing) std::cout << "  only on one side: " << name << "\n";
   const double worst = result.gradients.empty() ? 0 : result.gradients[0].error;
   std::cout << fmt::format("{}: {} with {} on {}: loss error {:.1e}, worst of {} {:.1e}, tolerance {:.0e}\n",
-                           result.passed() ? "PASSED" : "FAILED", job.model, job.strategy, job.cluster,
+                           result.passed() ? "PASSED" : "FAILED", job.model,
+                           job.plan.file.empty() ? job.strategy : "the plan of " + job.plan.file, job.cluster,
                            result.loss_error, counted(result.gradients.size(), "gradient"), worst,
                            result.tolerance);
 }

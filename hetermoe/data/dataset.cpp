@@ -122,8 +122,8 @@ void check_domains(const DataOptions& options) {
 /// Files of each source; without data.weights of all paths together.
 std::vector<std::vector<SourceFile>> find_sources(const DataOptions& options) {
   check_domains(options);
-  if (options.paths.empty()) return {find_library_files(options.extensions)};
   check_per_path(options, "data.weights", options.weights.size(), "weight");
+  if (options.paths.empty()) return {find_library_files(options.extensions)};
   std::vector<std::vector<SourceFile>> out;
   for (const std::string& path : options.paths) {
     const std::vector<SourceFile> found = find_files(path, options.extensions);

@@ -58,6 +58,7 @@ Converted convert_folder(const fs::path& from, const fs::path& to, const Convert
                       "got fused, which has no place for biases of experts: expected per-expert, or no "
                       "--layout for the files that {} has",
                       model.model_type);
+  check_no_adapters(from);
   const HfWeights weights(from, model);
   const std::vector<OutTensor> tensors = out_tensors(weights, model, options);
   const FolderContents contents{.config = with_dtype(weights.folder().config(), main_dtype(tensors)),

@@ -38,6 +38,17 @@ std::string layout_text(const TensorMap& map) {
 
 }  // namespace
 
+void check_no_adapters(const fs::path& folder) {
+  std::error_code code;
+  if (!fs::exists(folder / "checkpoint.json", code)) return;
+  const Json info = read_json(folder / "checkpoint.json");
+  if (info.value(Json::json_pointer("/job/train/lora/rank"), i64{0}) == 0) return;
+  fail<ConfigError>(
+      folder.string(),
+      "is a checkpoint with adapters (train.lora), and its weights are those without them: train with "
+      "train.save_hf, which writes the merged model, and name that folder");
+}
+
 HfWeights::HfWeights(const fs::path& folder, const ModelConfig& model)
     : folder_(folder),
       facts_(file_facts(folder_.config())),

@@ -9,6 +9,9 @@
 
 namespace hetermoe {
 
+/// Throws ConfigError for a checkpoint of a run with adapters: its weights are those without them.
+void check_no_adapters(const std::filesystem::path& folder);
+
 /// The parameters of a model in a Hugging Face folder, by their names in parameters(model), whatever the
 /// layout of the files.
 class HfWeights {

@@ -158,7 +158,7 @@ TEST_F(BadInput, PlanThatDoesNotFitTheModel) {
   ASSERT_EQ(made.code, 0) << made.err;
   const std::string plan = folder / "a/plan.json";
   expect_refused({"--model", "tiny-qwen3", "--plan.file", plan},
-                 {plan, "does not fit model tiny-qwen3", "made for model tiny, not for tiny-qwen3"});
+                 {plan, "was made for model tiny and cannot serve model tiny-qwen3"});
   expect_refused({"--model", "tiny", "--cluster", "one", "--plan.file", plan},
                  {plan, "cluster one", "device 1"});
   expect_refused({"--model", "tiny", "--train.seq_len", "17", "--plan.file", plan},

@@ -75,6 +75,13 @@ TEST(LoadDataset, EndingsThatNoFileHasAreNamed) {
                 " ends in .md or .rst: expected endings of the files to read there");
 }
 
+TEST(LoadDataset, WeightsWithoutPathsAreRefused) {
+  DataOptions options;
+  options.weights = {1};
+  EXPECT_EQ(error_of<ConfigError>([&] { load_dataset(options, 2); }),
+            "[data.weights] got 1 weight, expected one for each of 0 paths");
+}
+
 TEST(CheckVocabulary, ATokenThatTheModelLacksIsNamed) {
   ModelConfig model;
   model.name = "small";

@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <fstream>
 #include <mutex>
+#include <set>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/train/checkpoint/checkpoint_archive.h"
@@ -196,6 +197,24 @@ void load_lost(const Archive& archive, const LogicalTensor& tensor, PlaceId plac
     tensor.lost.zero_();
 }
 
+/// Adapters of a checkpoint that the run does not have would be lost without a word.
+template <class Tensors>
+void check_adapters_are_wanted(const Archive& archive, const Tensors& tensors) {
+  std::set<std::string> adapters;
+  for (const LogicalTensor& tensor : tensors)
+    if (is_adapter(tensor.name)) adapters.insert(tensor.name);
+  for (const LogicalTensor& tensor : tensors) {
+    const std::string adapter = lora_a_name(tensor.name);
+    if (is_adapter(tensor.name) || adapters.contains(adapter) || !archive.has(adapter)) continue;
+    fail<ConfigError>(
+        "train.lora",
+        "gives no adapter to {}, which had one in the run that wrote the checkpoint. Give the same "
+        "train.lora (rank, targets), or begin anew with --checkpoint.resume false and another output "
+        "folder",
+        tensor.name);
+  }
+}
+
 void load_tensor(const Archive& archive, const LogicalTensor& tensor) {
   // A low-precision value is a rounding of its master, which is the parameter.
   const std::string master = tensor.name + ".master";
@@ -324,6 +343,7 @@ void load_checkpoint(const FoundCheckpoint& checkpoint, const ModelConfig& model
     }
   }
   const Archive archive(checkpoint.path, info.at("files"));
+  for (DeviceState* state : states) check_adapters_are_wanted(archive, state->store().tensors());
   for (DeviceState* state : states) {
     for (const LogicalTensor& tensor : state->store().tensors()) {
       load_tensor(archive, tensor);

@@ -56,7 +56,12 @@ void settle_adapters(TrainOptions& train, const std::function<bool(const std::st
 }
 
 std::shared_ptr<const Lora> lora_of(const TrainOptions& train, const ModelConfig& model) {
-  if (train.lora.rank == 0) return nullptr;
+  if (train.lora.rank == 0) {
+    if (!train.lora.targets.empty())
+      fail<ConfigError>(kTargets,
+                        "are given without train.lora.rank, expected the rank of their adapters, as 8");
+    return nullptr;
+  }
   if (!train.freeze.empty())
     fail<ConfigError>("train.freeze",
                       "cannot go with train.lora, which freezes all but adapters: leave it out");

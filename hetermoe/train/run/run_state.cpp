@@ -55,6 +55,7 @@ RunState::RunState(const Job& its_job, ModelConfig its_model, Cluster its_cluste
   const TrainOptions& train = job.train;
   // Everything that can be wrong with the folder is told before the first step.
   if (!train.init_from.empty()) {
+    check_no_adapters(train.init_from);
     source.emplace(train.init_from, model);
     check_same_arithmetic(model, source->folder());
   }

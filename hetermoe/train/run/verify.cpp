@@ -140,11 +140,15 @@ VerifyResult verify_plan(const Job& job, const ModelConfig& model, const Cluster
                          const Batch& batch) {
   if (has_scales(plan.wire_forward) || has_scales(plan.wire_backward))
     fail<ConfigError>("plan.wire_dtype",
-                      "got fp8_row, expected another: verify compares in fp64. Add --plan.wire_dtype fp64");
+                      "got fp8_row, expected another: verify compares in fp64. Add --plan.wire_dtype fp64, "
+                      "or change it in the "
+                      "plan's file");
   if (plan.wire_reduce != WireReduce::kFp32)
-    fail<ConfigError>("plan.wire_reduce",
-                      "got {}, expected fp32: verify compares in fp64. Add --plan.wire_reduce fp32",
-                      name_of(plan.wire_reduce));
+    fail<ConfigError>(
+        "plan.wire_reduce",
+        "got {}, expected fp32: verify compares in fp64. Add --plan.wire_reduce fp32, or change it in "
+        "the plan's file",
+        name_of(plan.wire_reduce));
   std::fill(plan.dtype.begin(), plan.dtype.end(), Dtype::kFp64);
   plan.wire_forward = plan.wire_backward = Wire::kFp64;
   plan.grad_dtype.reset();
