@@ -205,7 +205,7 @@ TEST(LoraRun, GoesOnWithTheSameTargetsAlone) {
   };
   const std::string more = refused(adapted({{"train.steps", "8"}})),
                     fewer = refused(
-                        adapted({{"train.steps", "8"}, {"train.lora.targets", "*.experts.*.up_proj.*"}})),
+                        adapted({{"train.steps", "8"}, {"train.lora.targets", "model.layers.0.*experts.*"}})),
                     none = refused({{"train.steps", "8"}});
   EXPECT_TRUE(more.starts_with("[train.lora] gives an adapter to model.layers.")) << more;
   EXPECT_TRUE(fewer.starts_with("[train.lora] gives no adapter to model.layers.")) << fewer;

@@ -204,8 +204,9 @@ void check_adapters_are_wanted(const Archive& archive, const Tensors& tensors) {
   for (const LogicalTensor& tensor : tensors)
     if (is_adapter(tensor.name)) adapters.insert(tensor.name);
   for (const LogicalTensor& tensor : tensors) {
+    if (!tensor.name.ends_with(".weight") || is_adapter(tensor.name)) continue;
     const std::string adapter = lora_a_name(tensor.name);
-    if (is_adapter(tensor.name) || adapters.contains(adapter) || !archive.has(adapter)) continue;
+    if (adapters.contains(adapter) || !archive.has(adapter)) continue;
     fail<ConfigError>(
         "train.lora",
         "gives no adapter to {}, which had one in the run that wrote the checkpoint. Give the same "
