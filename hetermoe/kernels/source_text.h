@@ -1,7 +1,8 @@
 #pragma once
 #include <span>
 
-// Apart from table.h, so that the file made of the kernels' texts (cmake/embed.cmake) needs no header of torch.
+// Apart from table.h, so that the file made of the kernels' texts (cmake/embed.cmake) needs no header of
+// torch.
 namespace hetermoe::kernels {
 
 /// A file of this folder, under the name by which others include it.
