@@ -202,7 +202,8 @@ class EndOfStep {
   }
 
   Seconds run() const {
-    const Bytes gradient = state_bytes_of(rates_.request()).gradients, weight = bytes_of(rates_.request().dtype);
+    const Bytes gradient = state_bytes_of(rates_.request()).gradients,
+                weight = bytes_of(rates_.request().dtype);
     const Bytes sent = rates_.request().wire_reduce == WireReduce::kBf16 ? std::min(gradient, 2.0) : gradient;
     Seconds hidden = kinds_.front().time.hides, reduce = 0, update = 0, gather = 0;
     for (const Kind& kind : kinds_) {
