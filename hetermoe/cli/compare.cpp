@@ -7,6 +7,7 @@
 #include <memory>
 #include <numeric>
 
+#include "hetermoe/base/version.h"
 #include "hetermoe/cli/balance_rows.h"
 #include "hetermoe/cli/command.h"
 #include "hetermoe/cli/routing.h"
@@ -167,6 +168,9 @@ int compare_predicted(const CompareArguments& options, const Job& job) {
   const Cluster cluster = load_cluster(job.cluster);
   const std::vector<CompareRow> rows =
       compare_strategies(load_model(job.model), cluster, options.seq_lens, fixed);
+  const bool any_runs = std::any_of(rows.begin(), rows.end(), [](const CompareRow& row) {
+    return row.infeasible.empty() && row.over_memory.empty();
+  });
   const std::string assumed = assumed_links(job.cluster);
   const Expected expected = expected_of_all(cluster, !assumed.empty());
   if (options.json) {
@@ -176,14 +180,15 @@ int compare_predicted(const CompareArguments& options, const Job& job) {
     json["constants"] = constants_json(expected);
     if (!assumed.empty()) json["assumed_links"] = assumed;
     print_json(json);
-    return 0;
+    return any_runs ? 0 : 1;
   }
   if (!assumed.empty()) std::cout << assumed << ".\n";
   std::cout << rules_text(fixed)
             << fmt::format(" Expect {:.2f} to {:.2f} times these tokens/s: {}.\n\n", expected.low,
                            expected.high, constants_text(expected));
   print_rows(rows);
-  return 0;
+  if (!any_runs) std::cout << fmt::format("\nno strategy runs; `{} plan` names what is missing\n", program());
+  return any_runs ? 0 : 1;
 }
 
 // ---- balancers on a routing trace ----
@@ -222,6 +227,13 @@ int compare(const CompareArguments& options, const Overrides& overrides) {
     return compare_balancers(options, overrides);
   Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
   if (!options.seq_lens.empty()) return compare_predicted(options, job);
+  for (const std::string& strategy : options.strategies) {
+    if (strategy == "best" || strategy == "ep-ideal")
+      fail<ConfigError>("--strategy",
+                        "got {}, which is predicted and not trained: expected --seq with it, or for the best "
+                        "plan `{} plan` and `{} train --plan`",
+                        strategy, program(), program());
+  }
   const std::vector<std::string> strategies =
       options.strategies.empty() ? usual_strategies(load_model(job.model)) : options.strategies;
   const std::string chosen = set_gpu_defaults(job, strategies, Processes());

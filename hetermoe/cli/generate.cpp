@@ -159,13 +159,25 @@ std::vector<i64> prompt_of(const GenerateArguments& options, const Tokenizer* to
   }
   if (prompt.empty())
     fail<ConfigError>("--prompt", "is missing or empty, expected a text from which to go on");
+  const char* flag = options.prompt_tokens.empty() ? "--prompt" : "--prompt-tokens";
   for (const i64 token : prompt) {
     if (token < 0 || token >= model.vocab) {
-      fail<ConfigError>("--prompt", "has token {}, but {} has tokens 0 to {}: is this its tokenizer?", token,
-                        model.name, model.vocab - 1);
+      fail<ConfigError>(flag, "has token {}, but {} has tokens 0 to {}{}", token, model.name, model.vocab - 1,
+                        options.prompt_tokens.empty() ? ": is this its tokenizer?" : "");
     }
   }
   return prompt;
+}
+
+/// Options that change nothing without another are refused: whoever gives them expects something of them.
+void check_options(const GenerateArguments& options) {
+  if (!options.system.empty() && !options.chat && options.chat_template.empty())
+    fail<ConfigError>("--system", "is given without --chat, which puts it before the question: add --chat");
+  if (options.top_p != 1 && options.temperature == 0)
+    fail<ConfigError>(
+        "--top-p",
+        "got {} with --temperature 0, which takes the likeliest token: expected a temperature above 0",
+        options.top_p);
 }
 
 /// Prompt and answer together must have positions that the model has learned; rotary embeddings of kind
@@ -225,6 +237,7 @@ std::vector<i64> end_of(const Tokenizer* tokenizer, const ChatEncoder* chat) {
 }
 
 int run_generate(const GenerateArguments& options) {
+  check_options(options);
   const c10::Device device = find_place(options.device);
   const FoundModel found = find_model(options.folder);
   const std::shared_ptr<const Tokenizer> tokenizer = tokenizer_for(options, found);

@@ -327,6 +327,15 @@ void print_weights(const Weights& weights) {
       map.complete() ? "complete: every parameter once, nothing left over" : faults_of(map));
 }
 
+/// Whether a name or file given for a model is that of a cluster.
+bool is_cluster(const std::string& model) {
+  const auto names = [&](const std::vector<std::string>& known) {
+    return std::find(known.begin(), known.end(), model) != known.end();
+  };
+  if (names(known_models())) return false;
+  return names(known_clusters()) || model.ends_with(".yaml") || model.ends_with(".yml");
+}
+
 int inspect(const InspectArguments& options) {
   if (options.model.empty() && options.cluster.empty()) {
     fail<ConfigError>("inspect", "nothing to inspect: expected a model or --cluster NAME_OR_PATH.{}",
@@ -335,6 +344,10 @@ int inspect(const InspectArguments& options) {
   if (!options.model.empty() && !options.cluster.empty()) {
     fail<ConfigError>("inspect", "got model {} and cluster {}, expected one of the two", options.model,
                       options.cluster);
+  }
+  if (is_cluster(options.model)) {
+    fail<ConfigError>("inspect", "{} is a cluster, expected a model here: give it as --cluster {}",
+                      options.model, options.model);
   }
   if (!options.cluster.empty()) {
     const Cluster cluster = load_cluster(options.cluster);

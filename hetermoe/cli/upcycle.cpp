@@ -178,6 +178,15 @@ std::vector<std::string> notes_of_sleep(const Growth& growth, const Json& job) {
   return notes;
 }
 
+/// The command by which a run goes on with `job`. One that had reached its end needs more steps.
+std::string goes_on_text(const FoundCheckpoint& from, const std::string& job) {
+  const i64 steps = from.info.job.value(Json::json_pointer("/train/steps"), i64{0});
+  const std::string more = from.info.step < steps
+                               ? ""
+                               : fmt::format(" --train.steps {}", from.info.step + std::max<i64>(steps, 1));
+  return fmt::format("it goes on by: {} train {}{}", program(), job, more);
+}
+
 int grow_run(const UpcycleArguments& options, const GrowthSource& source) {
   const FoundCheckpoint& from = *source.checkpoint;
   if (options.verify) {
@@ -218,9 +227,8 @@ int grow_run(const UpcycleArguments& options, const GrowthSource& source) {
     return 0;
   }
   for (const std::string& note : done.notes) std::cout << note << "\n";
-  std::cout << fmt::format("written: {} of step {}, moments: {}. It goes on by: {} train {}\n",
-                           done.checkpoint.string(), from.info.step, name_of(growth.moments), program(),
-                           done.job.string());
+  std::cout << fmt::format("written: {} of step {}, moments: {}\n{}\n", done.checkpoint.string(),
+                           from.info.step, name_of(growth.moments), goes_on_text(from, done.job.string()));
   return 0;
 }
 
@@ -325,7 +333,7 @@ int shrink(const UpcycleArguments& options, const GrowthSource& source) {
   if (options.verify) std::cout << "verified: every parameter is that of its instances, to the bit\n";
   std::cout << fmt::format("written: {}\n", written.string());
   if (json.contains("job"))
-    std::cout << fmt::format("it goes on by: {} train {}\n", program(), json["job"].get<std::string>());
+    std::cout << goes_on_text(*source.checkpoint, json["job"].get<std::string>()) << "\n";
   return 0;
 }
 

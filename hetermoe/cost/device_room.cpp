@@ -18,9 +18,15 @@ std::string overfilled_device(const std::vector<Bytes>& memory, const Cluster& c
     if (filled > excess) worst = d, excess = filled;
   }
   if (worst < 0) return "";
-  return fmt::format("device {} ({:.0f} GiB, {:.1f} usable) needs {:.1f} GiB", cluster.device_name(worst),
-                     cluster.type_of(worst).memory_gib, usable_memory(cluster.type_of(worst)) / kGiB,
-                     memory[idx(worst)] / kGiB);
+  const DeviceType& type = cluster.type_of(worst);
+  // Of small memories, 0.0 GiB would say nothing.
+  const int digits = type.memory_gib < 2 ? 3 : 1;
+  const Bytes usable = usable_memory(type);
+  return fmt::format("device {} ({:.{}f} GiB, {} usable) needs {:.{}f} GiB", cluster.device_name(worst),
+                     type.memory_gib, digits > 1 ? digits : 0,
+                     usable > 0 ? fmt::format("{:.{}f}", usable / kGiB, digits)
+                                : fmt::format("{:.0f} GiB of them reserved: none", kReservedMemory / kGiB),
+                     memory[idx(worst)] / kGiB, digits);
 }
 
 }  // namespace hetermoe

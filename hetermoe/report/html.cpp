@@ -35,7 +35,7 @@
 //                       null here when its ops are those of the simulated side.
 //       spans           [op, device, start, duration, ...] flat, nanoseconds
 //       uses:  [{label, devices, computing, transferring, waiting: [[label, share]], overhead, finished,
-//       unused}], longest_wait, critical_path            sentences
+//       unused}], longest_wait, critical_path, overlap   sentences
 //     }
 //   }], kinds: [...], queues: [...],
 //   basis: executed, replayed or simulated    by which steps strategies are compared
@@ -167,7 +167,8 @@ Json timeline_data(const Timeline& timeline, const Timeline* like, const Drawn& 
           {"spans", spans_json(timeline, place)},
           {"uses", uses_json(uses)},
           {"longest_wait", longest_wait_text(uses)},
-          {"critical_path", critical_path_text(critical_path(timeline))}};
+          {"critical_path", critical_path_text(critical_path(timeline))},
+          {"overlap", overlap_text(timeline)}};
 }
 
 Json device_data(const Drawn& drawn, const DeviceClass& of, std::size_t of_group,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "hetermoe/base/index.h"
 #include "hetermoe/report/device_classes.h"
 #include "hetermoe/report/escape.h"
 #include "hetermoe/report/html_steps.h"
@@ -55,12 +56,16 @@ std::string use_cell(const StrategyReport& strategy) {
   const std::optional<Timeline>& timeline = strategy.executed ? strategy.executed : strategy.simulated;
   if (!timeline) return "";
   std::string html;
-  for (const GroupUse& use : group_use(*timeline)) {
+  const std::vector<double> busy = busy_share(*timeline);
+  for (const DeviceGroup& group : device_groups(*timeline)) {
+    double share = 0;
+    for (const DeviceId device : group.devices)
+      share += 100 * busy[idx(device)] / static_cast<double>(group.devices.size());
     html += fmt::format(
         "<span class=\"use\"><span class=\"use-name\">{}</span><span class=\"bar\"><i "
         "style=\"width:{:.1f}%\"></i></span>"
         "<b>{:.0f} %</b></span>",
-        escape_markup(use.group.label()), 100 * use.computing, 100 * use.computing);
+        escape_markup(group.label()), share, share);
   }
   return html;
 }

@@ -289,6 +289,7 @@ function drawWaits() {
   });
   const verdict = element('p', 'verdict');
   verdict.append(reference.longestWait, element('br'), reference.criticalPath);
+  if (reference.overlap) verdict.append(element('br'), reference.overlap);
   byId('waits').replaceChildren(stackLegend(), box, verdict);
 }
 

@@ -23,7 +23,7 @@ function queueRank(lane) {
 
 // lanes[device] = Map(queue -> {start[], end[], op[], first, last, busy}); at[op * devices + device] = [start, end]
 function readSide(raw, ops, devices) {
-  const side = {source: raw.source, step: raw.step * 1e9, uses: raw.uses, longestWait: raw.longest_wait, criticalPath: raw.critical_path, ops, lanes: devices.map(() => new Map()), at: new Map()};
+  const side = {source: raw.source, step: raw.step * 1e9, uses: raw.uses, longestWait: raw.longest_wait, criticalPath: raw.critical_path, overlap: raw.overlap, ops, lanes: devices.map(() => new Map()), at: new Map()};
   for (let i = 0; i < raw.spans.length; i += 4) {
     const [op, device, start, length] = raw.spans.slice(i, i + 4);
     const queue = data.queues[ops[op][4]];

@@ -12,7 +12,7 @@ namespace {
 class GapReader {
  public:
   GapReader(const Timeline& timeline, const std::vector<std::size_t>& group_of)
-      : timeline_(timeline), path_(timeline), group_of_(group_of) {}
+      : timeline_(timeline), end_(end_of_step(timeline)), path_(timeline), group_of_(group_of) {}
 
   /// Adds the seconds of one device.
   void read(DeviceId device, GroupUse& use) const {
@@ -44,20 +44,20 @@ class GapReader {
 
   /// After its last compute op a device may still take part in transfers; then it has finished.
   void read_end(Seconds time, std::size_t transfer, DeviceId device, GroupUse& use) const {
-    if (timeline_.step <= time) return;
+    if (end_ <= time) return;
     if (time == 0 && transfer == kNone) {
-      use.unused += timeline_.step;
+      use.unused += end_;
       return;
     }
     if (transfer == kNone || timeline_.spans[transfer].end <= time) {
-      use.finished += timeline_.step - time;
+      use.finished += end_ - time;
       return;
     }
     const Span& last = timeline_.spans[transfer];
     const Seconds started = std::clamp(path_.started(last.op), time, last.end);
     add(path_.before(transfer, time), device, started - time, use.overhead, use);
     use.transferring += last.end - started;
-    use.finished += std::max(0.0, timeline_.step - last.end);
+    use.finished += std::max(0.0, end_ - last.end);
   }
 
   /// Divides idle time by the pieces of the path that led to its end; what they leave is `rest`.
@@ -86,6 +86,7 @@ class GapReader {
   }
 
   const Timeline& timeline_;
+  const Seconds end_;
   CriticalPath path_;
   const std::vector<std::size_t>& group_of_;
 };
@@ -145,14 +146,16 @@ std::vector<GroupUse> group_use(const Timeline& timeline) {
     GroupUse use;
     use.group = group;
     for (const DeviceId device : group.devices) reader.read(device, use);
-    if (timeline.step > 0) divide(use, timeline.step * static_cast<double>(group.devices.size()));
+    const Seconds end = end_of_step(timeline);
+    if (end > 0) divide(use, end * static_cast<double>(group.devices.size()));
     uses.push_back(std::move(use));
   }
   return uses;
 }
 
 std::vector<PathShare> critical_path(const Timeline& timeline) {
-  if (timeline.step <= 0) return {};
+  const Seconds end = end_of_step(timeline);
+  if (end <= 0) return {};
   const std::vector<DeviceGroup> groups = device_groups(timeline);
   const std::vector<std::size_t> group_of = groups_of_devices(timeline, groups);
   std::vector<PathShare> shares;
@@ -167,7 +170,7 @@ std::vector<PathShare> critical_path(const Timeline& timeline) {
       return share.kind == one.kind && share.who == one.who;
     });
     PathShare& share = found != shares.end() ? *found : shares.emplace_back(std::move(one));
-    share.share += (piece.end - piece.start) / timeline.step;
+    share.share += (piece.end - piece.start) / end;
   }
   std::stable_sort(shares.begin(), shares.end(),
                    [](const PathShare& a, const PathShare& b) { return a.share > b.share; });

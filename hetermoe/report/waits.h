@@ -4,7 +4,9 @@
 
 #include "hetermoe/timeline/timeline.h"
 
-// Finds out from a timeline alone who waits for whom, and where the time of the compute lanes goes.
+// Finds out from a timeline alone who waits for whom, and where the time of the compute lanes goes. Where
+// steps overlap a timeline shows one step alone: shares are of its time from beginning to end, not of
+// Timeline::step.
 namespace hetermoe {
 
 /// Devices of one role and type.
@@ -27,7 +29,8 @@ struct Wait {
   double share = 0;
 };
 
-/// How a group spends the step: shares of the step, mean over its devices. All of them together are 1.
+/// How a group spends the step: shares of its time from beginning to end, mean over its devices. All of them
+/// together are 1.
 struct GroupUse {
   DeviceGroup group;
   double computing = 0;       ///< a compute op runs

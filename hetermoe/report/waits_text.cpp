@@ -50,6 +50,13 @@ std::string longest_wait_text(const std::vector<GroupUse>& uses) {
              : text;
 }
 
+std::string overlap_text(const Timeline& timeline) {
+  if (!steps_overlap(timeline)) return "";
+  return fmt::format(
+      "These shares are of one step alone, {} from its first op to its last. Other steps fill its gaps.",
+      format_seconds(end_of_step(timeline)));
+}
+
 std::string critical_path_text(const std::vector<PathShare>& path) {
   std::string text;
   double others = 0;
@@ -76,8 +83,9 @@ std::string waits_text(const Timeline& timeline) {
                    waiting_for(uses, use)});
   }
   table.align(6, Align::kLeft);
-  return fmt::format("{}\n{}\n{}\n", table.str(), longest_wait_text(uses),
-                     critical_path_text(critical_path(timeline)));
+  const std::string overlap = overlap_text(timeline);
+  return fmt::format("{}\n{}\n{}\n{}", table.str(), longest_wait_text(uses),
+                     critical_path_text(critical_path(timeline)), overlap.empty() ? "" : overlap + "\n");
 }
 
 Json roles_json(const Timeline& timeline) {

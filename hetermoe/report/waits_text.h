@@ -18,7 +18,10 @@ std::string critical_path_text(const std::vector<PathShare>& path);
 /// it. group: a label (DeviceGroup).
 std::string done_by(const std::string& kind, const std::string& group);
 
-/// A table of the groups, and both sentences.
+/// What the shares are of where steps overlap; "" where they do not.
+std::string overlap_text(const Timeline& timeline);
+
+/// A table of the groups, and these sentences.
 std::string waits_text(const Timeline& timeline);
 
 /// [{role, type, devices, computing, transferring, waiting_for: {label: {kind: share}}, overhead, finished}]

@@ -294,6 +294,14 @@ Timeline load_timeline(const std::filesystem::path& path) {
   return timeline_from_json(read_json(path), path.string());
 }
 
+Seconds end_of_step(const Timeline& timeline) {
+  Seconds end = timeline.step;
+  for (const Span& span : timeline.spans) end = std::max(end, span.end);
+  return end;
+}
+
+bool steps_overlap(const Timeline& timeline) { return end_of_step(timeline) > timeline.step * (1 + 1e-9); }
+
 std::vector<double> busy_share(const Timeline& timeline) {
   std::vector<std::vector<std::pair<Seconds, Seconds>>> busy(timeline.devices.size());
   for (const Span& span : timeline.spans) {

@@ -43,6 +43,12 @@ struct Timeline {
   std::vector<Span> spans;      ///< sorted by (device, queue of the op, start)
 };
 
+/// From the beginning of the step to the end of its last span: more than Timeline::step where steps overlap.
+Seconds end_of_step(const Timeline& timeline);
+
+/// Whether a run begins the next step before this one ends.
+bool steps_overlap(const Timeline& timeline);
+
 /// Puts spans in the order that Timeline::spans promises. Queues order as compute, to_expert, to_attention,
 /// move, reduce.
 void sort_spans(Timeline& timeline);

@@ -46,6 +46,21 @@ TEST(DeviceGroups, AttentionComesFirstAndUnknownRolesLast) {
   EXPECT_EQ(groups[3].label(), "idle V");
 }
 
+/// A run with staleness begins the next step before this one ends, so that a step adds less than it takes.
+TEST(GroupUse, SharesOfOverlappingStepsAreOfOneStepAlone) {
+  Timeline t =
+      three({{0, 1, 0, 2}, {1, 0, 2, 6}, {1, 1, 2, 6}, {2, 0, 6, 14}, {3, 0, 14, 16}, {3, 1, 14, 16}});
+  EXPECT_TRUE(steps_overlap(t));
+  for (const GroupUse& use : group_use(t)) EXPECT_DOUBLE_EQ(total(use), 1) << use.group.label();
+  double sum = 0;
+  for (const PathShare& share : critical_path(t)) sum += share.share;
+  EXPECT_DOUBLE_EQ(sum, 1);
+  EXPECT_NE(waits_text(t).find("These shares are of one step alone, 16.0 s from its"), std::string::npos)
+      << waits_text(t);
+  t.step = 16;
+  EXPECT_EQ(overlap_text(t), "");
+}
+
 TEST(GroupUse, ADeviceWaitsForTheLastParticipantThenForTheTransfer) {
   // A#1 attends until 2, A#2 until 3; dispatch 3-4; experts 4-8; combine 8-9; head 9-10 on both.
   const Timeline t = three({{0, 1, 0, 2},

@@ -206,7 +206,12 @@ TEST(LoraRun, GoesOnWithTheSameTargetsAlone) {
   const std::string more = refused(adapted({{"train.steps", "8"}})),
                     fewer = refused(
                         adapted({{"train.steps", "8"}, {"train.lora.targets", "model.layers.0.*experts.*"}})),
-                    none = refused({{"train.steps", "8"}});
+                    none = refused({{"train.steps", "8"}}),
+                    rank = refused(adapted({{"train.steps", "8"},
+                                            {"train.lora.targets", "*.experts.*"},
+                                            {"train.lora.rank", "8"}}));
+  EXPECT_TRUE(rank.starts_with("[train.lora.rank] got 8, but the adapters of the checkpoint have rank 4"))
+      << rank;
   EXPECT_TRUE(more.starts_with("[train.lora] gives an adapter to model.layers.")) << more;
   EXPECT_TRUE(fewer.starts_with("[train.lora] gives no adapter to model.layers.")) << fewer;
   EXPECT_TRUE(none.starts_with("[train.lora] gives no adapter to model.layers.")) << none;

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 // What a job has where nobody wrote it.
 namespace hetermoe {
 namespace {
@@ -56,6 +58,28 @@ TEST(UsualChoices, WeightsThatHaveLearnedHaveASmallerLearningRateUnlessOneIsWrit
           "train.learning_rate is 0.0001, the default for adapters beside weights of train.init_from"}));
   EXPECT_TRUE(notes({init, {"train.learning_rate", "5e-5"}}).empty());
   EXPECT_TRUE(notes({{"model", "tiny"}}).empty());
+}
+
+TEST(UsualChoices, KeysOfWhatIsOffAreNamed) {
+  const auto notes = [](const Written& overrides) { return idle_keys_notes(usual_job(overrides)); };
+  using Notes = std::vector<std::string>;
+  EXPECT_TRUE(notes({}).empty());
+  EXPECT_EQ(notes({{"routing.every", "2"}, {"routing.weights", "true"}}),
+            Notes{"routing.every 2, routing.weights true have no effect without routing.record"});
+  EXPECT_TRUE(notes({{"routing.every", "2"}, {"routing.record", "a.routes"}}).empty());
+  EXPECT_EQ(notes({{"train.decay", "linear"}}),
+            Notes{"train.decay \"linear\" has no effect without train.schedule wsd"});
+  EXPECT_TRUE(notes({{"train.decay", "linear"}, {"train.schedule", "wsd"}}).empty());
+  EXPECT_EQ(notes({{"grow.factor", "3"}}), Notes{"grow.factor 3 has no effect without grow.at"});
+  EXPECT_EQ(notes({{"balancer.every", "3"}, {"balancer.topology", "ring"}}),
+            Notes{"balancer.every 3, balancer.topology \"ring\" have no effect without balancer.name"});
+  EXPECT_EQ(notes({{"balancer.name", "lpt"}, {"balancer.every", "3"}, {"balancer.topology", "ring"}}),
+            Notes{"balancer.topology \"ring\" has no effect without balancer.name lplb"});
+  EXPECT_TRUE(notes({{"balancer.name", "none+guests"}, {"balancer.guests", "3"}}).empty());
+  for (const auto& entry : std::filesystem::directory_iterator(HM_SOURCE_DIR "/configs/jobs") {
+    const std::vector<std::string> of_file = idle_keys_notes(load_job(entry.path().string(), {}));
+    EXPECT_TRUE(of_file.empty()) << entry.path() << ": " << of_file[0];
+  }
 }
 
 }  // namespace

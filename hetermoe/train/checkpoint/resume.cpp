@@ -155,9 +155,7 @@ std::vector<std::string> job_differences(const Json& before, const Json& now) {
     if (std::any_of(kBeside.begin(), kBeside.end(),
                     [&](const auto& part) { return key.name.starts_with(part); }))
       continue;
-    std::string text = "/" + key.name;
-    std::replace(text.begin(), text.end(), '.', '/');
-    const Json::json_pointer pointer(text);
+    const Json::json_pointer pointer = pointer_of(key);
     if (!before.contains(pointer) || !now.contains(pointer) || before[pointer] == now[pointer]) continue;
     differences.push_back(
         fmt::format("{} is {}, it was {}", key.name, now[pointer].dump(), before[pointer].dump()));

@@ -14,6 +14,7 @@
 #include "hetermoe/train/job/clock_choice.h"
 #include "hetermoe/train/job/divided_plan.h"
 #include "hetermoe/train/job/freeze.h"
+#include "hetermoe/train/job/job_checks.h"
 #include "hetermoe/train/job/job_data.h"
 #include "hetermoe/train/job/lora.h"
 #include "hetermoe/train/job/router_bias.h"
@@ -62,11 +63,19 @@ Json overrides_json(const std::vector<Override>& overrides) {
   Json json = Json::object();
   for (const auto& [flag, text] : overrides) {
     const FieldDoc& option = find_option(flag);
-    std::string pointer = "/" + option.name;
-    std::replace(pointer.begin(), pointer.end(), '.', '/');
-    json[Json::json_pointer(pointer)] = option_value(option, text);
+    json[pointer_of(option)] = option_value(option, text);
   }
   return json;
+}
+
+/// A list in a file may stand as flags have it: "all" or "a,b" in place of [all] or [a, b].
+void spread_lists(Json& file) {
+  for (const FieldDoc& option : job_fields()) {
+    if (!option.type.starts_with("list of ")) continue;
+    const Json::json_pointer at = pointer_of(option);
+    if (file.contains(at) && file[at].is_string())
+      file[at] = option_value(option, file[at].get<std::string>());
+  }
 }
 
 /// A plan file settles the shape of a step: what nobody gave is taken from it, and where the plan is given as
@@ -86,45 +95,11 @@ void adopt_plan_shape(Job& job, const Json& file, const Json& flags) {
   }
 }
 
-/// Names that mean nothing, and would be taken for the folder that one is in.
-void check_names(const Job& job, const std::string& where) {
-  const auto check = [&](const char* key, const std::string& name, const char* expected) {
-    if (name.empty()) fail<ConfigError>(where + key, "is empty, expected {}", expected);
-  };
-  check("model", job.model, "a name of configs/models, a config.json or its folder");
-  check("cluster", job.cluster, "a name of configs/clusters, a YAML file or a hostfile");
-  check("strategy", job.strategy, "the name of a strategy, such as zebra");
-  check("output", job.output, "the folder of results");
-  for (const std::string& path : job.data.paths) check("data.paths", path, "files or folders of text");
-}
-
-/// What says how a balancer works means nothing without one.
-void check_balancer(const BalancerOptions& options) {
-  const auto check = [&](const char* key, bool given) {
-    if (given && !options.on())
-      fail<ConfigError>("balancer.name", "got none, expected the balancer that balancer.{} is for, as lpt",
-                        key);
-  };
-  check("knows", options.knows != Knows::kHistory);
-  check("probe", options.probe);
-  check("measure", options.measure);
-}
-
-/// All tokens of a step are in memory at once.
-void check_tokens(const TrainOptions& train) {
-  constexpr i64 kMostTokens = 10'000'000'000;
-  if (train.sequences * train.seq_len <= kMostTokens) return;
-  fail<ConfigError>(
-      "train.sequences",
-      "got {} sequences of {} tokens (train.seq_len), which are {} tokens in a step: expected at "
-      "most {}",
-      train.sequences, train.seq_len, train.sequences * train.seq_len, kMostTokens);
-}
-
 Job make_job(Json file, const std::string& where, const std::vector<Override>& overrides) {
   Job job;
   if (file.contains("plan")) drop_retired_keys(file["plan"], where + "plan.");
   const Json flags = overrides_json(overrides);
+  spread_lists(file);
   read_fields(file, job, where);
   read_fields(flags, job, "--");
   settle_usual(file, flags, job);
@@ -133,8 +108,7 @@ Job make_job(Json file, const std::string& where, const std::vector<Override>& o
   check_names(job, where);
   adopt_plan_shape(job, file, flags);
   settle_length(file, flags, job.train);
-  check_tokens(job.train);
-  check_balancer(job.balancer);
+  check_values(job);
   return job;
 }
 
@@ -332,6 +306,12 @@ void check_step_shape(const Job& job, const Plan& plan, std::vector<std::string>
 
 }  // namespace
 
+Json::json_pointer pointer_of(const FieldDoc& field) {
+  std::string pointer = "/" + field.name;
+  std::replace(pointer.begin(), pointer.end(), '.', '/');
+  return Json::json_pointer(pointer);
+}
+
 const std::vector<FieldDoc>& job_fields() {
   static const std::vector<FieldDoc> all = document_fields<Job>();
   return all;
@@ -351,6 +331,7 @@ Job parse_job(const std::string& yaml, const std::string& path, const std::vecto
         path, "holds no key of a job, expected at least one such as \"model: demo\"; `{} options` lists all",
         program());
   }
+  check_is_job(file, path);
   return make_job(file, path + " ", overrides);
 }
 

@@ -391,6 +391,8 @@ struct Job {
 /// Every key of a job, described; and a job with all of them. Asked for here and not by document_fields and
 /// write_fields: compiling these for a job takes seconds in each file.
 const std::vector<FieldDoc>& job_fields();
+/// The place of a key in to_json(job): /train/steps.
+Json::json_pointer pointer_of(const FieldDoc& field);
 Json to_json(const Job& job);
 
 /// Reads a YAML file and applies overrides such as {"train.steps", "20"}. Throws ConfigError or IoError.

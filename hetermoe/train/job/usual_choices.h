@@ -13,6 +13,10 @@ void settle_usual(const Json& file, const Json& flags, Job& job);
 /// Notes of a run on these values: a sentence each.
 std::vector<std::string> usual_notes(const Job& job, const ModelConfig& model);
 
+/// Of keys that differ from their defaults and change nothing, because what they are for is off:
+/// "routing.every 2 has no effect without routing.record".
+std::vector<std::string> idle_keys_notes(const Job& job);
+
 /// Begins the error of a plan with faults: "the plan does not fit model X on cluster Y", or that it was made
 /// for another model.
 std::string misfit_text(const Plan& plan, const ModelConfig& model, const Cluster& cluster);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "hetermoe/base/version.h"
 #include "hetermoe/train/job/clock_choice.h"
 #include "hetermoe/train/job/host_memory.h"
 #include "hetermoe/train/job/job_data.h"
@@ -41,6 +42,16 @@ std::string sums_note(const Plan& plan) {
   return fmt::format("gradients travel in {} to the device that sums them{} (docs/precision.md)",
                      name_of(plan.wire_reduce),
                      plan.error_feedback ? ", which keeps what rounding takes for the next step" : "");
+}
+
+/// That the devices which this run emulates could not hold its plan; empty = they could.
+std::string room_note(const Job& job, const Cluster& cluster, const PredictedStep& predicted) {
+  if (job.run.device != "cpu" || predicted.overfilled.empty()) return "";
+  return fmt::format(
+      "the plan does not fit cluster {}: {}. This run goes on, because its devices are emulated; `{} plan` "
+      "finds "
+      "a plan that fits, or says what would",
+      cluster.name, predicted.overfilled, program());
 }
 
 /// The runs of a job, one for each strategy, and the files that they write while they go on.
@@ -86,6 +97,7 @@ class JobRuns {
     const auto& tell = options_.hooks.on_note;
     tell(training_line(job_, model_, data));
     for (const std::string& note : usual_notes(job_, model_)) tell(note);
+    for (const std::string& note : idle_keys_notes(job_)) tell(note);
     if (const std::string note = other_devices_note(runs_[0].plan, cluster_); !note.empty()) tell(note);
     if (const std::string note = balance_note(job_, model_); !note.empty()) tell(note);
     if (const std::string note = clock_note(job_, cluster_); !note.empty()) tell(note);
@@ -97,7 +109,8 @@ class JobRuns {
     Trainer trainer(jobs_[i], model_, cluster_, run.plan, data, processes_, options_.checkpoints);
     run.predicted = trainer.predict();
     if (!options_.execute) return;
-    for (const std::string& note : {rows_note(run.plan), sums_note(run.plan)})
+    for (const std::string& note :
+         {rows_note(run.plan), sums_note(run.plan), room_note(jobs_[i], cluster_, run.predicted)})
       if (options_.hooks.on_note && !note.empty()) options_.hooks.on_note(note);
     if (options_.end_after > 0) trainer.end_after(options_.end_after);
     if (!options_.mark.empty()) trainer.mark_first(options_.mark);

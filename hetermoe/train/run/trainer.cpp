@@ -21,11 +21,15 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
 
 PredictedStep Trainer::predict() const {
   const Session& session = *run_.session;
-  SimulatedStep step =
-      simulate_step(session.schedule(), run_.priced->placement, session.placement(), run_.model, run_.cluster,
-                    *run_.priced->truth, ExpectedRouting(run_.model));
+  const ExpectedRouting routing(run_.model);
+  SimulatedStep step = simulate_step(session.schedule(), run_.priced->placement, session.placement(),
+                                     run_.model, run_.cluster, *run_.priced->truth, routing);
+  std::vector<Bytes> priced;
+  for (const MemoryPeak& peak :
+       peak_memory(session.schedule(), step.times, run_.priced->placement, run_.model, run_.cluster, routing))
+    priced.push_back(peak.use.total());
   return {make_timeline(session.schedule(), step.times, plan(), run_.cluster, "simulated"), step.times.step,
-          std::move(step.memory)};
+          std::move(step.memory), overfilled_device(priced, run_.cluster)};
 }
 
 TrainOutcome Trainer::run(const RunHooks& hooks, i64 timed_steps) {

@@ -164,10 +164,9 @@ JobChanges changes_between(const Job& before, const Job& after) {
   const Json old_json = to_json(before), new_json = to_json(after);
   JobChanges changes;
   for (const FieldDoc& key : job_fields()) {
-    std::string pointer = "/" + key.name;
-    std::replace(pointer.begin(), pointer.end(), '.', '/');
-    const Json& value = new_json.at(Json::json_pointer(pointer));
-    if (value == old_json.at(Json::json_pointer(pointer))) continue;
+    const Json::json_pointer pointer = pointer_of(key);
+    const Json& value = new_json.at(pointer);
+    if (value == old_json.at(pointer)) continue;
     changes.emplace_back(key.name, value.is_string() ? value.get<std::string>() : value.dump());
   }
   return changes;
