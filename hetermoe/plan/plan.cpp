@@ -14,6 +14,12 @@
 
 namespace hetermoe {
 
+const std::vector<std::string>& EnumNames<OrderPolicy>::names() {
+#define HM_NAME(policy, name) #name,
+  static const std::vector<std::string> all = names_of_all<OrderPolicy>({HM_ORDER_POLICIES(HM_NAME)});
+#undef HM_NAME
+  return all;
+}
 const std::vector<std::string>& EnumNames<QueueBinding>::names() {
   static const std::vector<std::string> all = names_of_all<QueueBinding>({"direction", "name", "phase"});
   return all;

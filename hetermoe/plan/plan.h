@@ -21,7 +21,19 @@ namespace hetermoe {
 /// zebra). one_f_one_b: pipeline stages alternate forward and backward. explicit: the lanes of
 /// `explicit_order`. round_robin: rounds of `window` microbatches go from turn to turn. timed: each set of
 /// devices takes what is ready first by `expected` times, forward and backward in turn.
-enum class OrderPolicy { kLayerMajor, kOneFOneB, kExplicit, kRoundRobin, kTimed };
+/// Its file is schedule/order_<name>.cpp.
+#define HM_ORDER_POLICIES(X)  \
+  X(kLayerMajor, layer_major) \
+  X(kOneFOneB, one_f_one_b)   \
+  X(kExplicit, explicit)      \
+  X(kRoundRobin, round_robin) \
+  X(kTimed, timed)
+
+enum class OrderPolicy {
+#define HM_POLICY(policy, name) policy,
+  HM_ORDER_POLICIES(HM_POLICY)
+#undef HM_POLICY
+};
 /// Which queue a transfer uses: its direction, its name (the paper's: dispatch, combine), or one queue for
 /// all. phase: as direction, and moves of each phase have a queue of their own. Then no move waits for those
 /// of another phase, also in orders in which devices send while they receive.
@@ -51,11 +63,7 @@ enum class CombineTo { kSource, kNext };
 
 template <>
 struct EnumNames<OrderPolicy> {
-  static const std::vector<std::string>& names() {
-    static const std::vector<std::string> all =
-        names_of_all<OrderPolicy>({"layer_major", "one_f_one_b", "explicit", "round_robin", "timed"});
-    return all;
-  }
+  static const std::vector<std::string>& names();
 };
 template <>
 struct EnumNames<QueueBinding> {

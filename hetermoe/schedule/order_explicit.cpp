@@ -7,6 +7,7 @@
 
 #include "hetermoe/schedule/builder.h"
 #include "hetermoe/schedule/expected_ops.h"
+#include "hetermoe/schedule/order_policy.h"
 #include "hetermoe/schedule/residency.h"
 
 // An order written out: the text form of a schedule, edited by a person or a search. Append numbers give the
@@ -174,9 +175,7 @@ void check_complete(std::map<i32, Listed>& listed, const Placement& placement) {
   }
 }
 
-}  // namespace
-
-void order_explicit(ScheduleBuilder& builder) {
+void append_listed(ScheduleBuilder& builder) {
   const Placement& placement = builder.placement();
   std::map<i32, Listed> listed = parse(placement.plan().explicit_order, placement);
   check_complete(listed, placement);
@@ -195,6 +194,22 @@ void order_explicit(ScheduleBuilder& builder) {
                         lanes.size());
     }
   }
+}
+
+}  // namespace
+
+OrderPolicyTraits order_rows::explicit_order() {
+  return {.policy = OrderPolicy::kExplicit,
+          .append = append_listed,
+          .appends_end_of_step = true,
+          .treats_equals_alike = false,
+          .has_window = false,
+          .zero_window_is_all = false,
+          .windows_in_sequence = false,
+          .has_stages = false,
+          .has_rounds = false,
+          .in_flight = in_flight_of_window,
+          .plan_name = ""};
 }
 
 }  // namespace hetermoe

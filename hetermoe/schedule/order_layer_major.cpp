@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "hetermoe/schedule/order_policy.h"
 #include "hetermoe/schedule/waves.h"
 
 // Layer by layer over a window of microbatches. Window 1 is one microbatch after another (expert parallelism,
@@ -35,9 +36,7 @@ bool run_level(std::vector<GroupRun>& groups, i32 level, i32 windows_left) {
   return more;
 }
 
-}  // namespace
-
-void order_layer_major(ScheduleBuilder& builder) {
+void append_layer_major(ScheduleBuilder& builder) {
   const Placement& placement = builder.placement();
   std::vector<GroupRun> groups;
   i32 num_windows = 0;
@@ -61,6 +60,22 @@ void order_layer_major(ScheduleBuilder& builder) {
       group.next = 0;
     }
   }
+}
+
+}  // namespace
+
+OrderPolicyTraits order_rows::layer_major_order() {
+  return {.policy = OrderPolicy::kLayerMajor,
+          .append = append_layer_major,
+          .appends_end_of_step = false,
+          .treats_equals_alike = true,
+          .has_window = true,
+          .zero_window_is_all = true,
+          .windows_in_sequence = true,
+          .has_stages = false,
+          .has_rounds = false,
+          .in_flight = in_flight_of_window,
+          .plan_name = ""};
 }
 
 }  // namespace hetermoe

@@ -5,6 +5,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/plan/pipeline_tasks.h"
 #include "hetermoe/plan/recompute.h"
+#include "hetermoe/schedule/order_policy.h"
 #include "hetermoe/schedule/waves.h"
 
 // Pipeline order 1F1B over windows of microbatches, interleaved where devices have several stages:
@@ -177,10 +178,8 @@ class OneFOneB {
   std::vector<std::deque<PipelineTask>> tasks_;                  // [rank] not appended
 };
 
-}  // namespace
-
 /// Interleaved, a rank sends while it receives, so all is appended in the order of time.
-void order_one_f_one_b(ScheduleBuilder& builder) {
+void append_one_f_one_b(ScheduleBuilder& builder) {
   std::vector<OneFOneB> groups;
   bool interleaved = false;
   for (i32 g = 0; g < builder.placement().num_groups(); ++g) {
@@ -201,6 +200,34 @@ void order_one_f_one_b(ScheduleBuilder& builder) {
     more = false;
     for (OneFOneB& group : groups) more = group.advance() || more;
   }
+}
+
+/// In windows: of a pipeline's last stage one, of the stage before it two.
+InFlight in_stages(const Plan& plan, const Group& group) {
+  const i64 count = static_cast<i64>(group.microbatches.size()), window = std::max<i64>(1, plan.window);
+  const i64 windows = (count + window - 1) / window;
+  return [=, stages = pipeline_stages(group)](std::size_t layer, DeviceId /*device*/) {
+    const std::vector<i32>& borders = stages.first_layer;
+    const auto next = std::upper_bound(borders.begin(), borders.end(), static_cast<i32>(layer));
+    const i32 stage = static_cast<i32>(next - borders.begin()) - 1;
+    return std::min(count, window * windows_in_flight(stages, stage, static_cast<i32>(windows)));
+  };
+}
+
+}  // namespace
+
+OrderPolicyTraits order_rows::one_f_one_b_order() {
+  return {.policy = OrderPolicy::kOneFOneB,
+          .append = append_one_f_one_b,
+          .appends_end_of_step = false,
+          .treats_equals_alike = true,
+          .has_window = true,
+          .zero_window_is_all = false,
+          .windows_in_sequence = false,
+          .has_stages = true,
+          .has_rounds = false,
+          .in_flight = in_stages,
+          .plan_name = "pipeline"};
 }
 
 }  // namespace hetermoe

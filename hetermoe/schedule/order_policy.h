@@ -25,7 +25,17 @@ struct OrderPolicyTraits {
   const char* plan_name;  ///< of plans that run so; empty = they are named by their placement
 };
 
-/// The table: a new order policy is an enumerator with its name, a file order_x.cpp and a row.
+/// The row of each order policy, in its file order_<name>.cpp.
+namespace order_rows {
+#define HM_ROW(policy, name) OrderPolicyTraits name##_order();
+HM_ORDER_POLICIES(HM_ROW)
+#undef HM_ROW
+}  // namespace order_rows
+
+/// OrderPolicyTraits::in_flight of policies that follow Plan::window alone.
+InFlight in_flight_of_window(const Plan& plan, const Group& group);
+
+/// The table: a new order policy is a line of HM_ORDER_POLICIES and a file order_<name>.cpp.
 const std::vector<OrderPolicyTraits>& order_policies();
 const OrderPolicyTraits& traits_of(OrderPolicy policy);
 

@@ -4,7 +4,9 @@
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/index.h"
+#include "hetermoe/plan/backward_shares.h"
 #include "hetermoe/plan/turns.h"
+#include "hetermoe/schedule/order_policy.h"
 #include "hetermoe/schedule/waves.h"
 
 // Rounds of microbatches go from turn to turn: RoundPipe (arXiv 2604.27085). A turn is a run of layers that
@@ -138,11 +140,9 @@ class RoundRobin {
   std::vector<i32> left_;  // [turn] microbatches that it has not had
 };
 
-}  // namespace
-
 /// Moves of a device share a lane, which keeps the order in which they are appended: that is the order of
 /// time, not turn by turn, for a turn sends while it still receives. What is sent comes when it is ready.
-void order_round_robin(ScheduleBuilder& builder) {
+void append_round_robin(ScheduleBuilder& builder) {
   std::deque<RoundRobin> groups;
   std::vector<Step> steps;
   for (i32 g = 0; g < builder.placement().num_groups(); ++g) {
@@ -154,6 +154,86 @@ void order_round_robin(ScheduleBuilder& builder) {
     return std::pair(a.time, a.what) < std::pair(b.time, b.what);
   });
   for (const Step& step : steps) groups[step.group].run(step);
+}
+
+/// Rounds that are on a device at once, by the lengths of turns.
+class RoundsInFlight {
+ public:
+  RoundsInFlight(const Plan& plan, const Group& group)
+      : group_(group),
+        turns_(turns_of(plan, group)),
+        times_(turn_times(plan, group, turns_)),
+        round_(round_of(plan, group)) {}
+
+  /// Of the microbatches whose backward pass of the layer is on the device, the most of rounds that have
+  /// begun with it and not ended.
+  i64 operator()(std::size_t layer, DeviceId device) const {
+    const bool head = layer == group_.layers.size();
+    const auto number = static_cast<i32>(layer);
+    const std::size_t first = turn_with(&PlanTurn::forward, number),
+                      last = turn_with(&PlanTurn::backward, number);
+    const i64 most =
+        most_between(first, last, head ? group_.head : backward_shares(group_.layers[layer]), device);
+    if (first != last) return most;
+    // Each goes through the turn in which it turns round at once, while at most one waits for its first
+    // layer.
+    const std::vector<i32>& layers = turns_[first].forward;
+    const bool first_of_turn = layers.empty() ? head : number == layers.front();
+    return std::min<i64>(most, first_of_turn ? 2 : 1);
+  }
+
+ private:
+  std::size_t turn_with(std::vector<i32> PlanTurn::*pass, i32 layer) const {
+    const bool head = layer == static_cast<i32>(group_.layers.size());
+    const auto has = [&](const PlanTurn& turn) {
+      const std::vector<i32>& layers = turn.*pass;
+      return head ? turn.head : std::find(layers.begin(), layers.end(), layer) != layers.end();
+    };
+    return static_cast<std::size_t>(std::find_if(turns_.begin(), turns_.end(), has) - turns_.begin());
+  }
+
+  i64 most_between(std::size_t first, std::size_t last, const Shares& shares, DeviceId device) const {
+    std::vector<std::pair<double, i64>> changes;
+    const i64 count = static_cast<i64>(group_.microbatches.size());
+    for (i64 begin = 0; begin < count; begin += round_) {
+      const i64 end = std::min(begin + round_, count);
+      i64 here = 0;
+      for (i64 m = begin; m < end; ++m)
+        here += sequences_of(share_row(shares, static_cast<i32>(m)), device) > 0 ? 1 : 0;
+      changes.emplace_back(times_[first][idx(begin)].begin, here);
+      changes.emplace_back(times_[last][idx(end - 1)].end, -here);
+    }
+    // Where one begins as another ends both are counted.
+    std::sort(changes.begin(), changes.end(), [](const auto& a, const auto& b) {
+      return std::pair(a.first, b.second) < std::pair(b.first, a.second);
+    });
+    i64 now = 0, most = 0;
+    for (const auto& [time, change] : changes) most = std::max(most, now += change);
+    return most;
+  }
+
+  const Group& group_;
+  std::vector<PlanTurn> turns_;
+  std::vector<std::vector<TurnTime>> times_;
+  i64 round_;
+};
+
+InFlight in_rounds(const Plan& plan, const Group& group) { return RoundsInFlight(plan, group); }
+
+}  // namespace
+
+OrderPolicyTraits order_rows::round_robin_order() {
+  return {.policy = OrderPolicy::kRoundRobin,
+          .append = append_round_robin,
+          .appends_end_of_step = false,
+          .treats_equals_alike = false,
+          .has_window = true,
+          .zero_window_is_all = false,
+          .windows_in_sequence = false,
+          .has_stages = false,
+          .has_rounds = true,
+          .in_flight = in_rounds,
+          .plan_name = ""};
 }
 
 }  // namespace hetermoe

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/schedule/order_policy.h"
 #include "hetermoe/schedule/waves.h"
 
 // A list schedule by expected times (Plan::expected): AF-Pipe, arXiv 2605.11005. A station is the set of
@@ -239,9 +240,7 @@ class Timed {
   std::vector<i32> left_;  ///< [stop] microbatches that it has not had
 };
 
-}  // namespace
-
-void order_timed(ScheduleBuilder& builder) {
+void append_timed(ScheduleBuilder& builder) {
   std::deque<Timed> groups;
   std::vector<TimedStep> steps;
   for (i32 g = 0; g < builder.placement().num_groups(); ++g) {
@@ -253,6 +252,22 @@ void order_timed(ScheduleBuilder& builder) {
   std::stable_sort(steps.begin(), steps.end(),
                    [](const TimedStep& a, const TimedStep& b) { return a.time < b.time; });
   for (const TimedStep& step : steps) groups[step.group].run(step);
+}
+
+}  // namespace
+
+OrderPolicyTraits order_rows::timed_order() {
+  return {.policy = OrderPolicy::kTimed,
+          .append = append_timed,
+          .appends_end_of_step = false,
+          .treats_equals_alike = true,
+          .has_window = true,
+          .zero_window_is_all = true,
+          .windows_in_sequence = false,
+          .has_stages = false,
+          .has_rounds = false,
+          .in_flight = in_flight_of_window,
+          .plan_name = "af-pipe"};
 }
 
 }  // namespace hetermoe

@@ -197,32 +197,35 @@ void load_lost(const Archive& archive, const LogicalTensor& tensor, PlaceId plac
     tensor.lost.zero_();
 }
 
-/// Adapters of a checkpoint that the run does not have would be lost without a word. rank: of the
-/// checkpoint's.
-template <class Tensors>
-void check_adapters(const Archive& archive, const Tensors& tensors, i64 rank) {
-  std::set<std::string> adapters;
-  for (const LogicalTensor& tensor : tensors) {
-    if (!is_adapter(tensor.name)) continue;
-    adapters.insert(tensor.name);
-    const i64 own = tensor.shape[0];
-    if (!is_lora_a(tensor.name) || !archive.has(tensor.name) || own == rank) continue;
-    fail<ConfigError>(
-        "train.lora.rank",
-        "got {}, but the adapters of the checkpoint have rank {}. Give that rank, or begin anew with "
-        "--checkpoint.resume false and another output folder",
-        own, rank);
+/// Adapters of a checkpoint that the run does not have would be lost without a word. Those of weights on a
+/// host are on its devices. rank: of the checkpoint's adapters.
+void check_adapters(const Archive& archive, const std::vector<DeviceState*>& states, i64 rank) {
+  std::set<std::string> adapters, matrices;
+  for (DeviceState* state : states) {
+    for (const LogicalTensor& tensor : state->store().tensors()) {
+      if (!is_adapter(tensor.name)) {
+        if (tensor.name.ends_with(".weight")) matrices.insert(tensor.name);
+        continue;
+      }
+      adapters.insert(tensor.name);
+      const i64 own = tensor.shape[0];
+      if (!is_lora_a(tensor.name) || !archive.has(tensor.name) || own == rank) continue;
+      fail<ConfigError>(
+          "train.lora.rank",
+          "got {}, but the adapters of the checkpoint have rank {}. Give that rank, or begin anew with "
+          "--checkpoint.resume false and another output folder",
+          own, rank);
+    }
   }
-  for (const LogicalTensor& tensor : tensors) {
-    if (!tensor.name.ends_with(".weight") || is_adapter(tensor.name)) continue;
-    const std::string adapter = lora_a_name(tensor.name);
+  for (const std::string& matrix : matrices) {
+    const std::string adapter = lora_a_name(matrix);
     if (adapters.contains(adapter) || !archive.has(adapter)) continue;
     fail<ConfigError>(
         "train.lora",
         "gives no adapter to {}, which had one in the run that wrote the checkpoint. Give the same "
         "train.lora (rank, targets), or begin anew with --checkpoint.resume false and another output "
         "folder",
-        tensor.name);
+        matrix);
   }
 }
 
@@ -355,7 +358,7 @@ void load_checkpoint(const FoundCheckpoint& checkpoint, const ModelConfig& model
   }
   const Archive archive(checkpoint.path, info.at("files"));
   const i64 rank = info.at("job").value(Json::json_pointer("/train/lora/rank"), i64{0});
-  for (DeviceState* state : states) check_adapters(archive, state->store().tensors(), rank);
+  check_adapters(archive, states, rank);
   for (DeviceState* state : states) {
     for (const LogicalTensor& tensor : state->store().tensors()) {
       load_tensor(archive, tensor);
