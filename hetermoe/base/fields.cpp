@@ -9,8 +9,11 @@ namespace hetermoe {
 
 std::string to_string(const Range& range) {
   const bool has_low = std::isfinite(range.low), has_high = std::isfinite(range.high);
-  if (has_low && has_high && range.high_open) return fmt::format(">= {} and < {}", range.low, range.high);
-  if (has_low && has_high) return fmt::format("{} to {}", range.low, range.high);
+  if (has_low && has_high && !range.low_open && !range.high_open)
+    return fmt::format("{} to {}", range.low, range.high);
+  if (has_low && has_high)
+    return fmt::format("{} {} and {} {}", range.low_open ? ">" : ">=", range.low,
+                       range.high_open ? "<" : "<=", range.high);
   if (has_low) return fmt::format("{} {}", range.low_open ? ">" : ">=", range.low);
   if (has_high) return fmt::format("<= {}", range.high);
   return "";
@@ -45,7 +48,8 @@ void check_text(const std::string& where, const Json& text, const Range& range) 
                     range.lines ? "" : "line breaks and ");
 }
 
-void missing_key(const std::string& where, const char* name, const std::string& type, const char* help) {
+void missing_key(const std::string& where, const MissingKey& missing) {
+  const auto& [name, type, help] = missing;
   fail<ConfigError>(trimmed(where), "has no key \"{}\", expected {}: {}", name,
                     type == "integer" ? "an integer" : "a " + type, help);
 }

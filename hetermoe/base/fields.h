@@ -103,8 +103,12 @@ void check_range(const std::string& where, double value, const Range& range);
 /// Control characters are allowed in no text, line breaks and tabs only in a text of several lines.
 void check_text(const std::string& where, const Json& text, const Range& range);
 /// A key that must be there is not.
-[[noreturn]] void missing_key(const std::string& where, const char* name, const std::string& type,
-                              const char* help);
+struct MissingKey {
+  const char* name;
+  std::string type;
+  const char* help;
+};
+[[noreturn]] void missing_key(const std::string& where, const MissingKey& missing);
 }  // namespace detail
 
 template <class T>
@@ -213,10 +217,13 @@ bool is_allowed(const M& member, const Range& range) {
     return true;
 }
 
+/// Reads members and collects what check_keys() then tells: an unknown key says more than the one that is
+/// missing.
 struct FieldReader {
   const Json& json;
   const std::string& where;
   std::vector<std::string> names;
+  std::optional<MissingKey> missing;  ///< the first
   template <class M>
   void operator()(const char* name, M& member, const char* help, Range range = {}) {
     names.emplace_back(name);
@@ -224,7 +231,7 @@ struct FieldReader {
     if (found != json.end()) {
       read_value(*found, member, member_place(where, name), range);
     } else if (range.required || !is_allowed(member, range)) {
-      missing_key(where, name, type_text<M>(), help);
+      if (!missing) missing = MissingKey{name, type_text<M>(), help};
     }
   }
 };
@@ -251,9 +258,10 @@ std::string help_text(const char* help, const std::vector<std::string>& names, c
 template <class T>
 void read_fields(const Json& json, T& out, const std::string& where) {
   if (!json.is_object()) detail::wrong_type(where, json, "a mapping");
-  detail::FieldReader reader{json, where, {}};
+  detail::FieldReader reader{json, where, {}, {}};
   out.fields(reader);
   detail::check_keys(json, reader.names, where);
+  if (reader.missing) detail::missing_key(where, *reader.missing);
 }
 
 template <class T>

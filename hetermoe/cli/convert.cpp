@@ -6,6 +6,7 @@
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
 #include "hetermoe/report/table.h"
+#include "hetermoe/train/checkpoint/resume.h"
 
 namespace hetermoe {
 namespace {
@@ -44,11 +45,14 @@ void print_converted(const ConvertArguments& options, const Converted& done) {
 
 int convert(const ConvertArguments& options) {
   const ConvertOptions how = convert_options(options);
-  const std::filesystem::path from = folder_path(options.from), to = folder_path(options.to);
+  const std::filesystem::path to = folder_path(options.to);
+  const auto tell = [](const std::string& note) { std::cerr << note << std::endl; };
+  const std::optional<FoundCheckpoint> checkpoint = checkpoint_in(options.from, tell);
+  const std::filesystem::path from = checkpoint ? checkpoint->path : folder_path(options.from);
   const Converted done = convert_folder(from, to, how);
   if (options.verify) verify_converted(from, to, how);
   if (options.json) {
-    print_json({{"from", options.from},
+    print_json({{"from", from.string()},
                 {"to", options.to},
                 {"model_type", done.model.model_type},
                 {"tensors", done.num_tensors},
@@ -59,6 +63,8 @@ int convert(const ConvertArguments& options) {
                 {"ignored", done.ignored},
                 {"verified", options.verify}});
   } else {
+    if (checkpoint)
+      std::cout << fmt::format("checkpoint of step {}: {}\n", checkpoint->info.step, from.string());
     print_converted(options, done);
   }
   return 0;
@@ -68,7 +74,10 @@ int convert(const ConvertArguments& options) {
 
 std::function<int()> make_convert(Flags& flags) {
   const auto options = std::make_shared<ConvertArguments>();
-  flags.add_option("from", options->from, "a Hugging Face folder with weights").required();
+  flags
+      .add_option("from", options->from,
+                  "a Hugging Face folder with weights, or the output folder of a run: its newest checkpoint")
+      .required();
   flags.add_option("-o,--output,to", options->to, "the folder to write").required();
   flags.add_option("--dtype", options->dtype,
                    "fp32, bf16 or fp16 [default: as it is, FP8 and MXFP4 as bf16]");

@@ -49,8 +49,9 @@ void print_run(const Job& job, const StrategyRun& run, const std::filesystem::pa
     }
   }
   if (out.stopped_by == 0 && out.records.empty()) {
-    std::cout << fmt::format("nothing left to do: the checkpoint has {} of {}\n",
-                             counted(out.first_step, "step"), job.train.steps);
+    std::cout << (out.first_step == 0 ? "nothing to do: train.steps is 0\n"
+                                      : fmt::format("nothing left to do: the checkpoint has {} of {}\n",
+                                                    counted(out.first_step, "step"), job.train.steps));
   }
   std::cout << "report: " << report.string() << "\n";
 }

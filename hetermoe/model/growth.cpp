@@ -59,14 +59,14 @@ void check_scores(const ModelConfig& model, const ExpertScores& scores) {
 
 void check_mode(const ModelConfig& model, const GrowthOptions& options) {
   if (model.expert_bias || model.router_linear_bias) {
-    fail<ConfigError>("--factor",
+    fail<ConfigError>(options.keys + "factor",
                       "{} ({}) cannot grow: its experts or its router have biases, which is not built; "
                       "expected a family without",
                       model.name, model.model_type);
   }
   if (model.router_bias && model.router_score == RouterScore::kSoftmax) {
     fail<ConfigError>(
-        "--factor",
+        options.keys + "factor",
         "would make {} ({}) another function: its router adds a correction bias to softmax scores, "
         "and copies make the scores smaller but not the bias; expected a family with sigmoid scores",
         model.name, model.model_type);
@@ -74,28 +74,29 @@ void check_mode(const ModelConfig& model, const GrowthOptions& options) {
   const bool uneven = !options.scores.empty();
   if (options.mode == GrowthMode::kWideK && uneven) {
     fail<ConfigError>(
-        "--mode",
+        options.keys + "mode",
         "wide-k needs as many copies of every expert, but scores hand them out unevenly: expected "
-        "--score uniform, or mode fixed-k or dormant");
+        "score uniform, or mode fixed-k or dormant");
   }
   if (options.mode == GrowthMode::kRandom && uneven)
-    fail<ConfigError>("--score", "is given with --mode random, expected uniform: nothing is copied");
+    fail<ConfigError>(options.keys + "score",
+                      "is given with mode random, expected uniform: nothing is copied");
   if (options.mode == GrowthMode::kRandom &&
       (options.moments == GrownMoments::kCopy || options.moments == GrownMoments::kSplit)) {
-    fail<ConfigError>("--moments",
-                      "got {} with --mode random, expected reset or zero: new experts are no copies",
+    fail<ConfigError>(options.keys + "moments",
+                      "got {} with mode random, expected reset or zero: new experts are no copies",
                       name_of(*options.moments));
   }
   if (options.mode == GrowthMode::kWideK && model.group_score == GroupScore::kTopTwoSum) {
     fail<ConfigError>(
-        "--mode",
+        options.keys + "mode",
         "wide-k would change which groups {} chooses, by the sum of their two best experts: twins "
         "count twice; expected dormant or fixed-k",
         model.name);
   }
   if (options.mode == GrowthMode::kDormant && !model.router_bias) {
     fail<ConfigError>(
-        "--mode",
+        options.keys + "mode",
         "dormant copies sleep by a bias of the router's choice (e_score_correction_bias), which {} "
         "({}) does not have: expected wide-k or fixed-k",
         model.name, model.model_type);
@@ -103,9 +104,9 @@ void check_mode(const ModelConfig& model, const GrowthOptions& options) {
   const double scale = scale_factor(model, options.mode, options.factor);
   if (scale != 1 && !has_routed_scale(model)) {
     fail<ConfigError>(
-        "--factor",
+        options.keys + "factor",
         "got {} with top-k {}: routing weights that are not normalised would need a factor {:.4g}, "
-        "which {} has no key for; expected a factor of at most {}, or --mode wide-k",
+        "which {} has no key for; expected a factor of at most {}, or mode wide-k",
         options.factor, model.top_k, scale, model.model_type, model.top_k);
   }
 }
@@ -199,10 +200,12 @@ std::vector<ExpertId> hand_out(const std::vector<double>& scores, i64 slots, i64
 Growth plan_growth(const ModelConfig& model, const GrowthOptions& options) {
   check_trainable(model);
   if (model.num_experts == 0)
-    fail<ConfigError>(
-        "--factor", "{} has no experts: expected --experts, to make experts of its dense layers", model.name);
+    fail<ConfigError>(options.keys + "factor",
+                      "{} has no experts: expected --experts, to make experts of its dense layers",
+                      model.name);
   if (options.factor < 2)
-    fail<ConfigError>("--factor", "got {}, which adds no experts: expected 2 or more", options.factor);
+    fail<ConfigError>(options.keys + "factor", "got {}, which adds no experts: expected 2 or more",
+                      options.factor);
   if (!options.scores.empty()) check_scores(model, options.scores);
   check_mode(model, options);
   Growth out{.mode = options.mode,

@@ -72,6 +72,7 @@ struct GrowthOptions {
   double noise = 1e-3;       ///< half-width of what is added to the logits of copies; 0 = twins stay alike
   u64 seed = 1;              ///< of the noise
   std::optional<GrownMoments> moments = {};  ///< none = what fits the mode
+  std::string keys = "--";                   ///< begins the names of options in errors: "grow." in a job
 };
 
 /// A growth that is possible: all that its tensors follow from.

@@ -21,7 +21,8 @@ GrowthOptions growth_options(const Job& job) {
           .cap = grow.cap,
           .noise = grow.noise,
           .seed = job.train.seed,
-          .moments = grow.moments};
+          .moments = grow.moments,
+          .keys = "grow."};
 }
 
 void check_growing(const Job& job) {
