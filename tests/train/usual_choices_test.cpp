@@ -76,7 +76,7 @@ TEST(UsualChoices, KeysOfWhatIsOffAreNamed) {
   EXPECT_EQ(notes({{"balancer.name", "lpt"}, {"balancer.every", "3"}, {"balancer.topology", "ring"}}),
             Notes{"balancer.topology \"ring\" has no effect without balancer.name lplb"});
   EXPECT_TRUE(notes({{"balancer.name", "none+guests"}, {"balancer.guests", "3"}}).empty());
-  for (const auto& entry : std::filesystem::directory_iterator(HM_SOURCE_DIR "/configs/jobs") {
+  for (const auto& entry : std::filesystem::directory_iterator(HM_SOURCE_DIR "/configs/jobs")) {
     const std::vector<std::string> of_file = idle_keys_notes(load_job(entry.path().string(), {}));
     EXPECT_TRUE(of_file.empty()) << entry.path() << ": " << of_file[0];
   }
