@@ -95,10 +95,12 @@ std::vector<std::string> idle_keys_notes(const Job& job) {
   for (const FieldDoc& field : job_fields()) {
     const Json::json_pointer at = pointer_of(field);
     if (!got.contains(at) || !usual.contains(at) || got[at] == usual[at]) continue;
+    const Json& value = got[at];
     const KeysOfFeature* feature = idle_feature(job, field.name);
     if (feature == nullptr) continue;
     if (idle.empty() || idle.back().first != feature) idle.push_back({feature, {}});
-    idle.back().second.push_back(fmt::format("{} {}", field.name, describe(got[at])));
+    idle.back().second.push_back(
+        fmt::format("{} {}", field.name, value.is_string() ? value.get<std::string>() : value.dump()));
   }
   std::vector<std::string> notes;
   for (const auto& [feature, keys] : idle)

@@ -227,8 +227,10 @@ std::string strategy_table(const std::vector<StrategyRun>& runs) {
   std::string text = table.str();
   const std::string clock = runs.empty() ? "" : runs[0].outcome.executed.source;
   text += fmt::format(
-      "simulated step: predicted{}; exec/replay: 1 where the run kept the clock's pace; busy: share of the "
-      "step in which compute lanes of attention{} devices work, simulated{}\n",
+      "simulated step: predicted{}; exec/replay: 1 where the run kept the clock's pace and steps did nothing "
+      "else (balancer.probe and, with train.staleness, checkpoints and validations take longer); busy: share "
+      "of "
+      "the step in which compute lanes of attention{} devices work, simulated{}\n",
       experts ? " for even routing; replayed: simulated with the experts that the run chose"
               : "; replayed: the same, as nothing is routed",
       experts ? " and of expert" : "", clock.empty() ? "" : "; steps are " + clock);
