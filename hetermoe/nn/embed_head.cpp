@@ -1,8 +1,7 @@
 #include "hetermoe/nn/embed_head.h"
 
-#include <vector>
-
 #include <algorithm>
+#include <vector>
 
 #include "hetermoe/nn/gpu_kernels.h"
 #include "hetermoe/nn/products.h"
@@ -23,53 +22,32 @@ void for_each_chunk(i64 num_tokens, i64 chunk_tokens, F f) {
     f(begin, std::min(chunk_tokens, num_tokens - begin));
 }
 
-struct Targets {
-  at::Tensor given_T;     ///< as they came
-  at::Tensor index_T1;    ///< the target, 0 where it does not count
-  at::Tensor counted_T1;  ///< bool
-};
-
-/// Kernels of our own read the targets as they came, and have no need of the others.
-Targets read_targets(const at::Tensor& targets_T, const at::Device& device, bool own_kernels) {
-  const at::Tensor given = targets_T.to(device), targets = given.unsqueeze(1);
-  if (own_kernels) return {given, {}, {}};
-  const at::Tensor counted = targets.ne(kIgnoreTarget);
-  return {given, targets.masked_fill(counted.logical_not(), 0), counted};
-}
-
-Targets part_of(const Targets& targets, i64 begin, i64 count) {
-  const auto part = [&](const at::Tensor& x) { return x.defined() ? x.narrow(0, begin, count) : x; };
-  return {part(targets.given_T), part(targets.index_T1), part(targets.counted_T1)};
-}
-
-/// Cross entropy of each token [T, 1], zero where the target does not count.
-at::Tensor token_losses(const at::Tensor& log_probabilities_TV, const Targets& targets) {
-  return -log_probabilities_TV.gather(1, targets.index_T1).masked_fill(targets.counted_T1.logical_not(), 0);
-}
-
-/// The loss of a step as its chunks make it.
-struct LossSum {
-  at::Tensor sum;                     ///< fp64
-  std::vector<at::Tensor> of_tokens;  ///< not added yet, without the scale: one addition for all chunks
-};
-
-/// Adds the losses of some tokens times `scale` to `loss`. Returns their gradient by the logits times
-/// loss_scale, in the dtype of h: (softmax - one-hot) * scale, zero where the target does not count.
-at::Tensor logit_gradient(const at::Tensor& h_TD, const at::Tensor& output_VD, const Targets& targets,
-                          double scale, double loss_scale, LossSum& loss) {
-  if (runs_on_kernels(h_TD)) {
-    const at::Tensor logits = apply_linear(h_TD, output_VD);
-    loss.of_tokens.push_back(gpu_cross_entropy(logits, targets.given_T, scale * loss_scale));
-    return logits;
+/// The losses of all chunks.
+class LossSum {
+ public:
+  LossSum(const at::Tensor& y_TD, double scale)
+      : at_once_(runs_on_kernels(y_TD)), scale_(scale), wide_(y_TD.options().dtype(at::kDouble)) {
+    if (!at_once_) sum_ = at::zeros({}, wide_);
   }
-  const at::ScalarType wide = accumulate_type(h_TD.scalar_type());
-  at::Tensor logits = apply_linear(h_TD, output_VD).to(wide).log_softmax(-1);
-  loss.sum += token_losses(logits, targets).sum(at::kDouble) * scale;
-  at::Tensor dlogits = logits.exp_();
-  dlogits.scatter_add_(1, targets.index_T1, at::full_like(targets.index_T1, -1, dlogits.options()));
-  dlogits.mul_(targets.counted_T1.to(wide) * (scale * loss_scale));
-  return dlogits.to(h_TD.scalar_type());
-}
+  /// Kernels are launched one by one, so there all chunks are added at the end.
+  void add(const at::Tensor& loss_T) {
+    if (at_once_)
+      of_chunks_.push_back(loss_T);
+    else
+      sum_ += loss_T.sum(at::kDouble) * scale_;
+  }
+  at::Tensor total() const {
+    if (!of_chunks_.empty()) return at::cat(of_chunks_).sum() * scale_;
+    return sum_.defined() ? sum_ : at::zeros({}, wide_);
+  }
+
+ private:
+  bool at_once_;
+  double scale_;
+  at::TensorOptions wide_;
+  at::Tensor sum_;  // fp64
+  std::vector<at::Tensor> of_chunks_;
+};
 
 }  // namespace
 
@@ -87,43 +65,34 @@ HeadResult head_forward_backward(const ModelConfig& model, StateGroup& state, co
   const Weight weight = output_weight(state);
   const at::Tensor& output = state.value(weight);
   const NormForward normed = rms_norm_forward(y_TD, state.value(Weight::kFinalNorm), model.norm_eps);
-  const Targets targets = read_targets(targets_T, y_TD.device(), runs_on_kernels(y_TD));
+  const std::unique_ptr<TokenLoss> token_loss = options.make_loss(targets_T, y_TD);
   const double scale = 1.0 / static_cast<double>(std::max<i64>(1, target_count));
-  LossSum loss;
-  if (!runs_on_kernels(y_TD)) loss.sum = at::zeros({}, y_TD.options().dtype(at::kDouble));
+  LossSum loss(y_TD, scale);
   at::Tensor dnormed = at::empty_like(y_TD);
   for_each_chunk(y_TD.size(0), options.chunk_tokens, [&](i64 begin, i64 count) {
     const at::Tensor h = normed.out.narrow(0, begin, count);
-    const at::Tensor dlogits =
-        logit_gradient(h, output, part_of(targets, begin, count), scale, options.loss_scale, loss);
+    const TokenLoss::Part part =
+        token_loss->with_gradient(apply_linear(h, output), begin, scale * options.loss_scale);
+    loss.add(part.loss_T);
     at::Tensor dh = dnormed.narrow(0, begin, count);
-    multiply_into(dh, dlogits, output);
-    if (state.trainable()) add_product_(state.grad(weight), dlogits.t(), h);
+    multiply_into(dh, part.dlogits_TV, output);
+    if (state.trainable()) add_product_(state.grad(weight), part.dlogits_TV.t(), h);
   });
   NormGradient grad = rms_norm_backward(y_TD, state.value(Weight::kFinalNorm), normed.rstd, dnormed);
   if (state.trainable()) add_gradient_(state.grad(Weight::kFinalNorm), grad.dweight_D);
-  if (!loss.of_tokens.empty()) loss.sum = at::cat(loss.of_tokens).sum() * scale;
-  if (!loss.sum.defined()) loss.sum = at::zeros({}, y_TD.options().dtype(at::kDouble));  // no tokens
-  return {loss.sum, grad.dx};
+  return {loss.total(), grad.dx};
 }
 
 at::Tensor head_loss_sum(const ModelConfig& model, const StateGroup& state, const at::Tensor& y_TD,
                          const at::Tensor& targets_T, const HeadOptions& options) {
   const at::Tensor& output = state.value(output_weight(state));
   const NormForward normed = rms_norm_forward(y_TD, state.value(Weight::kFinalNorm), model.norm_eps);
-  const Targets targets = read_targets(targets_T, y_TD.device(), runs_on_kernels(y_TD));
-  at::Tensor sum = at::zeros({}, y_TD.options().dtype(at::kDouble));
+  const std::unique_ptr<TokenLoss> token_loss = options.make_loss(targets_T, y_TD);
+  LossSum loss(y_TD, 1);
   for_each_chunk(y_TD.size(0), options.chunk_tokens, [&](i64 begin, i64 count) {
-    const Targets part = part_of(targets, begin, count);
-    const at::Tensor logits = apply_linear(normed.out.narrow(0, begin, count), output);
-    if (runs_on_kernels(logits)) {
-      sum += gpu_cross_entropy(logits, part.given_T, 0).sum();
-      return;
-    }
-    sum +=
-        token_losses(logits.to(accumulate_type(logits.scalar_type())).log_softmax(-1), part).sum(at::kDouble);
+    loss.add(token_loss->alone(apply_linear(normed.out.narrow(0, begin, count), output), begin));
   });
-  return sum;
+  return loss.total();
 }
 
 }  // namespace hetermoe
