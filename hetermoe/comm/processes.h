@@ -8,12 +8,20 @@
 
 namespace hetermoe {
 
+/// A process of the run that is dead or cut off.
+struct LostProcess {
+  i32 rank = 0;
+  std::string text;  ///< "[rank 2 on n7] is dead or cut off: ..."
+};
+/// Whether the run goes on without that process. Called on a thread of its own; must be quick and not throw.
+using TakeLost = std::function<bool(const LostProcess&)>;
+
 /// The processes of one run: this one alone, or those that a launcher started (mpirun, srun, torchrun).
 ///
-/// Threads: rank(), num_ranks(), local_rank(), alone() and abort() may be called by any thread. gather() is
-/// called by one thread at a time, in the same order by all processes; exchanges of a transport may go on
-/// beside it.
-/// Lifetime: one object for each process, made before every transport and destroyed after the last of them.
+/// Threads: rank(), num_ranks(), local_rank(), alone() and on_lost() and abort() may be called by any thread.
+/// gather() is called by one thread at a time, in the same order by all processes; exchanges of a transport
+/// may go on beside it. Lifetime: one object for each process, made before every transport and destroyed
+/// after the last of them.
 class Processes {
  public:
   virtual ~Processes() = default;
@@ -24,6 +32,10 @@ class Processes {
   virtual i32 local_rank() const;
   /// Every rank's text, in rank order; collective. Also a barrier.
   virtual std::vector<std::string> gather(const std::string& text) const { return {text}; }
+  /// Who hears of a lost process from now on; empty = nobody. Where nobody takes it, which is the rule, this
+  /// process ends. All processes must answer alike. Only those that meet at a store hear of it: mpirun ends
+  /// all by itself.
+  virtual void on_lost(TakeLost /*take*/) const {}
   /// Ends all processes of the run.
   [[noreturn]] virtual void abort(int code) const;
   bool alone() const { return num_ranks() == 1; }

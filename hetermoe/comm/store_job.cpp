@@ -75,6 +75,8 @@ std::vector<std::string> StoreJob::gather(const std::string& text, Seconds limit
       text, limit, [this] { return watch_ ? watch_->left() : std::vector<bool>(idx(address_.num_ranks)); });
 }
 
+void StoreJob::on_lost(TakeLost take) const { watch_->on_lost(std::move(take)); }
+
 void StoreJob::abort(int code) const {
   watch_->end(fmt::format("[rank {} on {}] ended the run with code {}", address_.rank, host_name(), code),
               code);

@@ -27,8 +27,9 @@ StoreAddress read_store_address(const Variables& variable);
 
 /// The processes of such a run. A thread of each sends the others signs of life. When another process falls
 /// silent or rank 0's store is gone, it ends this process with exit code 1 and a line that names rank and
-/// host. A rank whose StoreJob was destroyed has left in peace. Data of rank 0 alone, such as the id with
-/// which communicators of NCCL begin, goes to all by gather(): bytes of any kind and length are allowed.
+/// host, unless somebody takes the loss (on_lost()); a store that is gone is never taken. A rank whose
+/// StoreJob was destroyed has left in peace. Data of rank 0 alone, such as the id with which communicators of
+/// NCCL begin, goes to all by gather(): bytes of any kind and length are allowed.
 class StoreJob : public Processes {
  public:
   /// Waits for all ranks. Throws ConfigError when ranks were started differently or the port is in use,
@@ -45,6 +46,7 @@ class StoreJob : public Processes {
   i32 local_rank() const override { return address_.local_rank; }
   /// One thread at a time. Throws TransportError that names ranks which do not come in time or have left.
   std::vector<std::string> gather(const std::string& text) const override;
+  void on_lost(TakeLost take) const override;
   [[noreturn]] void abort(int code) const override;
 
  private:

@@ -66,6 +66,11 @@ std::vector<bool> Watch::left() {
   return out;
 }
 
+void Watch::on_lost(TakeLost take) {
+  const std::lock_guard lock(take_mutex_);
+  take_lost_ = std::move(take);
+}
+
 void Watch::end(const std::string& text, int code) {
   claim_end();
   {
@@ -78,7 +83,9 @@ void Watch::end(const std::string& text, int code) {
 /// All other ranks have left or are silent.
 bool Watch::all_ended() const {
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
-    if (static_cast<i32>(r) != address_.rank && !is_last_sign(ranks_[r].sign) && !is_silent(r)) return false;
+    const Rank& rank = ranks_[r];
+    if (static_cast<i32>(r) != address_.rank && !rank.taken && !is_last_sign(rank.sign) && !is_silent(r))
+      return false;
   }
   return true;
 }
@@ -128,7 +135,7 @@ void Watch::note(const std::vector<std::string>& signs, const std::string& end) 
   ++num_heard_;
   end_ = end;
   for (std::size_t r = 0; r < signs.size(); ++r) {
-    if (signs[r] != ranks_[r].sign) ranks_[r] = {signs[r], 0};
+    if (signs[r] != ranks_[r].sign) ranks_[r] = {signs[r], 0, ranks_[r].taken};
   }
 }
 
@@ -138,10 +145,22 @@ void Watch::judge() {
     const std::optional<Verdict> verdict = next_verdict();
     if (!verdict) continue;
     lock.unlock();
+    if (is_taken(*verdict)) {
+      lock.lock();
+      ranks_[idx(verdict->lost)].taken = true;
+      changed_.notify_all();
+      continue;
+    }
     if (!verdict->known) end(verdict->text, verdict->code);
     claim_end();
     die(verdict->text, verdict->code);
   }
+}
+
+bool Watch::is_taken(const Verdict& verdict) {
+  if (verdict.lost < 0) return false;
+  const std::lock_guard lock(take_mutex_);
+  return take_lost_ && take_lost_({verdict.lost, verdict.text});
 }
 
 std::optional<Watch::Verdict> Watch::next_verdict() {
@@ -160,11 +179,12 @@ std::optional<Watch::Verdict> Watch::next_verdict() {
   }
   if (!heard) return {};  // that is not the fault of the others
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
-    if (static_cast<i32>(r) == address_.rank || is_last_sign(ranks_[r].sign)) continue;
+    if (static_cast<i32>(r) == address_.rank || ranks_[r].taken || is_last_sign(ranks_[r].sign)) continue;
     ++ranks_[r].silent_rounds;
     if (is_silent(r)) {
       return Verdict{
-          fmt::format("[{}] is dead or cut off: no sign of life for {:.3g} s", names_[r], options_.silence)};
+          fmt::format("[{}] is dead or cut off: no sign of life for {:.3g} s", names_[r], options_.silence),
+          1, false, static_cast<i32>(r)};
     }
   }
   return {};

@@ -38,6 +38,10 @@ class Watch {
   /// [rank] left in peace.
   std::vector<bool> left();
 
+  /// Who hears of a rank that fell silent, before this process ends; see Processes::on_lost(). Waits for a
+  /// call that goes on.
+  void on_lost(TakeLost take);
+
   /// Ends this process, and tells the others to end with the same words.
   [[noreturn]] void end(const std::string& text, int code);
 
@@ -45,11 +49,13 @@ class Watch {
   struct Rank {
     std::string sign;       ///< last sign of life
     i64 silent_rounds = 0;  ///< of the judge since it changed
+    bool taken = false;     ///< it is lost, and the run goes on without it
   };
   struct Verdict {
     std::string text;
     int code = 1;
     bool known = false;  ///< to the others
+    i32 lost = -1;       ///< the rank that fell silent, -1 = none
   };
 
   bool is_silent(std::size_t rank) const { return ranks_[rank].silent_rounds > silent_rounds_; }
@@ -60,6 +66,7 @@ class Watch {
   void note(const std::vector<std::string>& signs, const std::string& end);
   void judge();
   std::optional<Verdict> next_verdict();
+  bool is_taken(const Verdict& verdict);
   std::string store_name() const;
   void claim_end();
   [[noreturn]] void die(const std::string& text, int code);
@@ -76,7 +83,9 @@ class Watch {
   bool stop_ = false, leaving_ = false, told_leave_ = false;
   std::vector<Rank> ranks_;
   i64 num_heard_ = 0, unheard_rounds_ = 0;
-  std::string to_tell_, end_;   ///< how the run ends, from here and from the store
+  std::string to_tell_, end_;  ///< how the run ends, from here and from the store
+  std::mutex take_mutex_;      ///< held while it is called
+  TakeLost take_lost_;
   std::string lost_;            ///< why there is no store any more
   std::thread talker_, judge_;  // last: they use the others
 };

@@ -48,6 +48,9 @@ class RunPart {
   virtual void load(const CheckpointInfo& /*info*/) {}
   /// The plan by which a run goes on from a checkpoint, if this part says which comes when.
   virtual std::optional<Plan> plan_after(const CheckpointInfo& /*info*/) const { return std::nullopt; }
+  /// Another process of the run is lost: whether the run goes on without it. A part that takes it knows how;
+  /// all processes must answer alike. Called on a thread of its own, at any time of run().
+  virtual bool take_lost(const LostProcess& /*lost*/) { return false; }
   /// The step after `step` (0 = the first) may begin only when `step` has ended.
   virtual bool ends_before_next(i64 /*step*/) const { return false; }
 };

@@ -12,6 +12,26 @@
 #include "hetermoe/train/session/batch.h"
 
 namespace hetermoe {
+namespace {
+
+/// While it lives, parts of the run are asked when another process is lost.
+class HearsOfLost {
+ public:
+  explicit HearsOfLost(const RunState& run) : processes_(run.processes) {
+    processes_.on_lost([&run](const LostProcess& lost) {
+      return std::any_of(run.parts.begin(), run.parts.end(),
+                         [&](const auto& part) { return part->take_lost(lost); });
+    });
+  }
+  ~HearsOfLost() { processes_.on_lost({}); }
+  HearsOfLost(const HearsOfLost&) = delete;
+  HearsOfLost& operator=(const HearsOfLost&) = delete;
+
+ private:
+  const Processes& processes_;
+};
+
+}  // namespace
 
 Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, const Dataset& data,
                  const Processes& processes, Checkpoints checkpoints)
@@ -36,6 +56,7 @@ TrainOutcome Trainer::run(const RunHooks& hooks, i64 timed_steps) {
   run_.hooks = hooks;
   run_.timed_steps = timed_steps;
   run_.outcome = {};
+  const HearsOfLost hears(run_);
   begin_run();
   const i64 end = run_.end + timed_steps;
   const i32 stop = train_steps(end);
