@@ -3,6 +3,7 @@
 #include <optional>
 #include <vector>
 
+#include "hetermoe/comm/processes.h"
 #include "hetermoe/exec/step.h"
 #include "hetermoe/train/checkpoint/checkpoint.h"
 #include "hetermoe/train/run/outcome.h"
