@@ -74,21 +74,21 @@ TEST(Watch, ALostRankThatIsTakenEndsNobody) {
   EXPECT_EQ(watch.left(), (std::vector<bool>{true, false}));
 }
 
+void watch_a_silent_rank() {
+  StoreWorld world;
+  world.values = {{Watch::key(0), "0"}, {Watch::key(1), "0"}};
+  StoreAddress address;
+  address.rank = 0, address.num_ranks = 2;
+  StoreOptions options;
+  options.silence = 0.4;
+  Watch watch(address, options, {"rank 0", "rank 1"}, std::make_unique<FakeKeyStore>(world));
+  watch.on_lost([](const LostProcess&) { return false; });
+  std::this_thread::sleep_for(std::chrono::seconds(60));
+}
+
 TEST(WatchDeathTest, ALostRankThatNobodyTakesEndsTheProcess) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_EXIT(
-      {
-        StoreWorld world;
-        world.values = {{Watch::key(0), "0"}, {Watch::key(1), "0"}};
-        StoreAddress address;
-        address.rank = 0, address.num_ranks = 2;
-        StoreOptions options;
-        options.silence = 0.4;
-        Watch watch(address, options, {"rank 0", "rank 1"}, std::make_unique<FakeKeyStore>(world));
-        watch.on_lost([](const LostProcess&) { return false; });
-        std::this_thread::sleep_for(std::chrono::seconds(60));
-      },
-      ::testing::ExitedWithCode(1), "rank 1. is dead or cut off");
+  EXPECT_EXIT(watch_a_silent_rank(), ::testing::ExitedWithCode(1), "rank 1. is dead or cut off");
 }
 
 }  // namespace

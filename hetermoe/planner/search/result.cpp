@@ -18,7 +18,7 @@ namespace {
 constexpr std::size_t kReported = 8;             ///< candidates in a result, named ones apart
 constexpr std::size_t kConfirmed = 3;            ///< of them by speed alone, if they are near the best
 constexpr i64 kAlwaysConfirmed = 400'000;        ///< op-device visits, a tenth of a second
-constexpr i64 kMostOwnersKept = 200'000;         ///< entries of a plan that loses and is kept all the same
+constexpr i64 kMostOwnersKept = 20'000;          ///< entries of a plan that loses and is kept all the same
 constexpr double kMaxConfirmedStepRatio = 1.02;  ///< to the best, of those that are near it
 
 /// The first few, the best of every name, and the named ones; those that are neither the best nor named
