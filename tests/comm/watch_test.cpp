@@ -71,7 +71,7 @@ TEST(Watch, ALostRankThatIsTakenEndsNobody) {
   EXPECT_EQ(asked, 1);
   watch.leave();
   watch.await_others(600);
-  EXPECT_EQ(watch.left(), (std::vector<bool>{true, false}));
+  EXPECT_FALSE(watch.left()[1]);
 }
 
 void watch_a_silent_rank() {
