@@ -172,8 +172,8 @@ std::vector<LayerOwners> place_lplb(const BalanceInput& input) {
   const std::vector<BalanceDevice> owning = owning_devices(input);
   const auto num_devices = static_cast<i64>(owning.size());
   const TopologyColumns columns = topology_columns(input.topology, num_devices);
-  const i64 rows = rows_of(input, num_devices, static_cast<i64>(columns.size()));
-  const i64 copied = rows * static_cast<i64>(columns.size());
+  const auto num_columns = static_cast<i64>(columns.size());
+  const i64 rows = rows_of(input, num_devices, num_columns), copied = rows * num_columns;
   std::vector<double> speeds;
   std::vector<DeviceId> ids;
   for (const BalanceDevice& device : owning) {
@@ -187,10 +187,13 @@ std::vector<LayerOwners> place_lplb(const BalanceInput& input) {
         slots_by_speed(speeds, std::vector<i64>(speeds.size(), num_experts), num_experts);
     std::vector<EplbDevice> devices;
     for (std::size_t d = 0; d < speeds.size(); ++d) {
+      const i64 most = slots[d] / num_columns * num_columns * num_devices;
       if (slots[d] < copied)
         fail<ConfigError>("replicas",
-                          "device {} has {} experts of a layer, expected at least the {} that others copy",
-                          ids[d], slots[d], copied);
+                          "device {} has {} experts of a layer, and others copy {} of them: expected {}",
+                          ids[d], slots[d], copied,
+                          slots[d] < num_columns ? "a topology with fewer columns"
+                                                 : fmt::format("replicas of at most {}", most));
       devices.push_back({speeds[d], slots[d]});
     }
     LayerOwners owners;

@@ -32,14 +32,24 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
   return row.back();
 }
 
+bool same_letters(std::string a, std::string b) {
+  std::sort(a.begin(), a.end());
+  std::sort(b.begin(), b.end());
+  return a == b;
+}
+
 }  // namespace
 
 std::string nearest_name(std::string_view got, const std::vector<std::string>& known) {
   const std::string want = folded(got);
   std::string best;
+  if (want.empty()) return best;
+  // Of four letters, two others make another word, unless they only changed places.
+  constexpr std::size_t kShort = 4;
   std::size_t best_distance = std::max<std::size_t>(2, want.size() / 3) + 1;
   for (const std::string& name : known) {
     const std::size_t distance = edit_distance(want, folded(name));
+    if (want.size() <= kShort && distance > 1 && !same_letters(want, folded(name))) continue;
     if (distance < best_distance) {
       best_distance = distance;
       best = name;

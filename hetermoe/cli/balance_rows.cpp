@@ -51,7 +51,7 @@ struct Fullest {
 Fullest fullest_of(const TraceBalanceResult& result, const Cluster& cluster) {
   Fullest fullest;
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
-    const Bytes used = result.memory[idx(d)].use.total(), capacity = cluster.type_of(d).memory_bytes();
+    const Bytes used = result.memory[idx(d)].use.total(), capacity = usable_memory(cluster.type_of(d));
     if (fullest.device.empty() || used / capacity > fullest.used / fullest.capacity)
       fullest = {cluster.device_name(d), used, capacity};
   }
@@ -124,7 +124,8 @@ std::vector<std::string> keys_of_rows(const std::vector<Row>& rows) {
       "step and moves: the last step, simulated, and the moves before a step. over " + rows[0].balancer +
           ": that over the same of " + rows[0].balancer + "; below 1 is faster.",
       "kept: steps for which the plan's own owners are as fast without moves, so that they stay.",
-      "fullest device: predicted memory of the device that has least room left."};
+      "fullest device: predicted memory of the device that has least room left, of what tensors may use "
+      "there."};
 }
 
 void print_rows(const std::vector<Row>& rows, const Cluster& cluster) {

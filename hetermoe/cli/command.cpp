@@ -43,6 +43,9 @@ std::vector<std::string> long_names(const CLI::App& app) {
 /// The option that was probably meant; a key's last part alone ("steps") stands for the whole.
 std::string nearest_option(const std::string& got, const std::vector<std::string>& names) {
   if (got.size() < 2) return "";  // everything is near
+  // --seq, which other commands have, is train.seq_len.
+  for (const std::string& name : names)
+    if (name.find("." + got + "_") != std::string::npos) return name;
   const std::string near = nearest_name(got, names);
   if (!near.empty()) return near;
   std::vector<std::string> last_parts;

@@ -238,6 +238,13 @@ int compare(const CompareArguments& options, const Overrides& overrides) {
       options.strategies.empty() ? usual_strategies(load_model(job.model)) : options.strategies;
   const std::string chosen = set_gpu_defaults(job, strategies, Processes());
   if (!chosen.empty()) std::cerr << chosen << std::endl;
+  const bool given =
+      std::any_of(overrides.begin(), overrides.end(), [](const auto& o) { return o.first == "output"; });
+  if (!given && holds_training(job.output)) {
+    std::cerr << fmt::format("{0} holds the results of a training: writes to {0}-compare", job.output)
+              << std::endl;
+    job.output += "-compare";
+  }
   const OutputLock lock(job.output);
   if (!lock.note().empty()) std::cerr << lock.note() << std::endl;
   stop_on_interrupt();
@@ -251,10 +258,13 @@ int compare(const CompareArguments& options, const Overrides& overrides) {
   const auto on_step = [&](const std::string& strategy, const StepRecord& record) {
     progress.update(++done, fmt::format("{} step {} loss {:.4f}", strategy, record.step, record.loss));
   };
-  const std::vector<StrategyRun> runs = compare_job(
-      job, strategies,
-      {.execute = !options.simulate_only, .timed_steps = options.timed_steps, .data = of_steps.data},
-      on_step);
+  const std::vector<StrategyRun> runs =
+      compare_job(job, strategies,
+                  {.execute = !options.simulate_only,
+                   .timed_steps = options.timed_steps,
+                   .on_left_out = [](const std::string& text) { std::cerr << text << std::endl; },
+                   .data = of_steps.data},
+                  on_step);
   progress.finish();
   const std::string moved = lock.lost();
   if (!moved.empty()) std::cerr << moved << std::endl;

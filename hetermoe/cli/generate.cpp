@@ -55,8 +55,9 @@ FoundModel find_model(const fs::path& folder) {
   out.checkpoint = checkpoint_in(folder, tell);
   out.weights = out.checkpoint ? out.checkpoint->path : folder;
   if (!has_weights(out.weights)) {
-    fail<ConfigError>(folder.string(),
-                      "has neither weights (config.json and model.safetensors) nor checkpoints of a run");
+    fail<ConfigError>(
+        folder.string(),
+        "has neither weights (config.json and model.safetensors) nor a checkpoint of a run that can be read");
   }
   out.tokenizer = find_tokenizer(out.weights);
   const Json job = job_behind(out);

@@ -24,8 +24,8 @@ namespace hetermoe {
 namespace {
 
 struct PlanArguments {
-  std::string model = "mixtral-8x7b", cluster = "o1", output, dtype = "fp16", wire, wire_reduce = "fp32",
-              master = "fp32", moments = "fp32", routing = "uniform", gradients;
+  std::string model, cluster, output, dtype = "fp16", wire, wire_reduce = "fp32", master = "fp32",
+                                      moments = "fp32", routing = "uniform", gradients;
   double memory_reserve_gib = 0, routing_margin = 0, run_tokens = 0;
   i64 seq_len = 4096, sequences = 0, tokens = 0, max_microbatches = PlanLimits().max_microbatches;
   std::vector<DeviceId> idle;
@@ -35,6 +35,11 @@ struct PlanArguments {
 
 PlanRequest make_request(const PlanArguments& options) {
   check_step_size(options.sequences, options.tokens);
+  if (options.model.empty())
+    fail<ConfigError>("--model", "is missing.{}", known_names_hint("", known_models()));
+  if (options.cluster.empty())
+    fail<ConfigError>("--cluster", "is missing: expected a cluster file, a hostfile or a name.{}",
+                      known_names_hint("", known_clusters()));
   PlanRequest request;
   request.model = load_model(options.model);
   request.cluster = load_cluster(options.cluster);
@@ -272,10 +277,8 @@ void add_memory_options(Flags& flags, PlanArguments& options) {
 
 std::function<int()> make_plan(Flags& flags) {
   const auto options = std::make_shared<PlanArguments>();
-  flags.add_option("--model", options->model, "a name of configs/models, a config.json or its folder")
-      ->capture_default_str();
-  flags.add_option("--cluster", options->cluster, "a name of configs/clusters, a YAML file or a hostfile")
-      ->capture_default_str();
+  flags.add_option("--model", options->model, "a name of configs/models, a config.json or its folder");
+  flags.add_option("--cluster", options->cluster, "a name of configs/clusters, a YAML file or a hostfile");
   flags.add_option("--seq", options->seq_len, "tokens per sequence")
       ->capture_default_str()
       ->range(at_least(1));

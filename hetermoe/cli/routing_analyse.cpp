@@ -145,7 +145,7 @@ std::vector<std::string> keys_of_layers(const std::optional<UnderPlan>& plan) {
       "experts "
       "changes it.",
       "drift: share of the 8 busiest experts that change from one microbatch to the next; - with 8 experts "
-      "or fewer."};
+      "or fewer, and with one microbatch."};
   if (plan)
     keys.insert(keys.end(),
                 {"plan's ranks: max/mean over the devices that own experts under the plan.",
@@ -200,7 +200,7 @@ void print_windows(const std::vector<TraceFigures>& all) {
 void print_against(const RoutingAnalyseArguments& options, const TraceFigures& one,
                    const TraceFigures& other) {
   std::cout << fmt::format("\nagainst {}: window {}\n", options.against, to_string(other.window));
-  Table table({"layer", "Gini", "against", "ratio", "max/mean", "against"});
+  Table table({"layer", "Gini", "Gini there", "there / here", "max/mean", "max/mean there"});
   for (std::size_t l = 0; l < one.layers.size(); ++l) {
     const LayerFigures &a = one.layers[l], &b = other.layers[l];
     table.add_row({std::to_string(a.layer), range_cell(a.gini, 4), range_cell(b.gini, 4),

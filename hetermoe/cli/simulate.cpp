@@ -22,6 +22,7 @@
 #include "hetermoe/routing/split_routing.h"
 #include "hetermoe/schedule/order_policy.h"
 #include "hetermoe/sim/simulated_step.h"
+#include "hetermoe/train/checkpoint/output_lock.h"
 #include "hetermoe/train/growth/growing_job.h"
 #include "hetermoe/train/job/epochs.h"
 #include "hetermoe/train/job/job.h"
@@ -290,7 +291,13 @@ int simulate(const SimulateArguments& options, Overrides overrides) {
       std::any_of(overrides.begin(), overrides.end(), [](const auto& o) { return o.first == "output"; });
   if (!options.plan.empty()) overrides.emplace_back("plan.file", options.plan);
   const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
-  if (writes) check_output_folder(job.output);
+  if (writes) {
+    check_output_folder(job.output);
+    if (holds_training(job.output))
+      fail<ConfigError>("output",
+                        "folder {} holds the results of a training: give another one, as {}-simulated",
+                        job.output, job.output);
+  }
   const ModelConfig model = load_model(job.model);
   const Cluster cluster = load_cluster(job.cluster);
   const Simulated result = simulate_job(job, model, cluster, options.routing);

@@ -1,10 +1,12 @@
 #include "hetermoe/train/run/verify.h"
 
+#include <filesystem>
 #include <iostream>
 #include <memory>
 
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
+#include "hetermoe/train/checkpoint/resume.h"
 #include "hetermoe/train/job/host_memory.h"
 #include "hetermoe/train/job/job_data.h"
 
@@ -72,6 +74,12 @@ int verify_step(const VerifyArguments& options, const Job& job) {
       "{}: step {} of {} from {}: {}\n", result.passed() ? "PASSED" : "FAILED", result.step, job.output,
       result.from > 0 ? fmt::format("the checkpoint of step {}", result.from) : "the start",
       result.passed() ? "equal to the bit" : "not equal. Is this the job, machine and program of the run?");
+  // The job that lies in the folder is that of its results.
+  const std::filesystem::path left = std::filesystem::path(job.output) / "job.json";
+  if (!result.passed() && std::filesystem::exists(left)) {
+    for (const std::string& difference : job_differences(read_json(left.string()), to_json(job)))
+      std::cout << fmt::format("{} in the run of {}\n", difference, job.output);
+  }
   return result.passed() ? 0 : 1;
 }
 

@@ -79,7 +79,8 @@ i64 shards_of(const ModelConfig& model) {
   fail<ConfigError>(
       kKey,
       "cannot be: an MLP of width {} has {} shards beside the shared expert, at {} for an expert, which {} "
-      "experts, {} for a token, in {} groups of which {} count do not hold as whole copies",
+      "experts, {} for a token, in {} groups of which {} count do not hold as whole copies. Give --layers "
+      "that leave it out",
       model.dense_hidden, least, model.expert_hidden, model.num_experts, model.top_k, model.num_expert_groups,
       model.top_k_groups);
 }

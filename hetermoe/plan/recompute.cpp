@@ -87,25 +87,26 @@ void set_recompute_of_layers(Plan& plan, const std::string& ranges, const std::s
 }
 
 std::string recompute_text(const Plan& plan) {
+  const auto of_layers = [&](const Group& group) {
+    std::vector<Recompute> out;
+    for (const LayerPlacement& layer : group.layers) out.push_back(layer.recompute.value_or(plan.recompute));
+    return out;
+  };
   std::set<Recompute> used;
   for (const Group& group : plan.groups)
-    for (const LayerPlacement& layer : group.layers) used.insert(layer.recompute.value_or(plan.recompute));
+    for (const Recompute recompute : of_layers(group)) used.insert(recompute);
   if (used.size() == 1) return name_of(*used.begin());
   std::string text = name_of(plan.recompute);
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {
-    const std::vector<LayerPlacement>& layers = plan.groups[g].layers;
-    const bool new_to_reader =
-        g == 0 ||
-        !std::equal(layers.begin(), layers.end(), plan.groups[0].layers.begin(), plan.groups[0].layers.end(),
-                    [](const auto& a, const auto& b) { return a.recompute == b.recompute; });
-    if (!new_to_reader) continue;
+    const std::vector<Recompute> layers = of_layers(plan.groups[g]);
+    if (g > 0 && layers == of_layers(plan.groups[0])) continue;  // the reader knows them
     for (std::size_t begin = 0, end; begin < layers.size(); begin = end) {
       end = begin + 1;
-      while (end < layers.size() && layers[end].recompute == layers[begin].recompute) ++end;
-      if (!layers[begin].recompute) continue;
+      while (end < layers.size() && layers[end] == layers[begin]) ++end;
+      if (layers[begin] == plan.recompute) continue;
       text += g > 0 ? fmt::format(", group {} layers {}", g, begin) : fmt::format(", layers {}", begin);
       if (end > begin + 1) text += fmt::format("-{}", end - 1);
-      text += " " + name_of(*layers[begin].recompute);
+      text += " " + name_of(layers[begin]);
     }
   }
   return text;

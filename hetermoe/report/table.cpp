@@ -188,10 +188,14 @@ Table::Layout Table::layout() const {
 }
 
 std::vector<std::vector<std::size_t>> Table::blocks(Layout& layout, std::size_t room) const {
-  constexpr std::size_t kBetween = 2, kNarrowest = 24;
+  constexpr std::size_t kBetween = 2, kNarrowest = 24, kWidestKeys = 56;
   std::vector<std::size_t> keys(std::min(num_keys_, header_.size()));
   std::iota(keys.begin(), keys.end(), std::size_t{0});
-  std::size_t of_keys = 0;
+  std::size_t of_keys = 0, all = 0;
+  for (const std::size_t width : layout.widths) all += width + kBetween;
+  for (const std::size_t c : keys)
+    if (all > room + kBetween && is_text(c))
+      layout.widths[c] = std::min(layout.widths[c], kWidestKeys / keys.size());
   for (const std::size_t c : keys) of_keys += layout.widths[c] + kBetween;
   std::vector<std::vector<std::size_t>> out = {keys};
   std::size_t used = of_keys;

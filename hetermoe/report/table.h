@@ -22,7 +22,8 @@ enum class Align { kAuto, kLeft, kRight };
 
 /// A plain-text table: a header, a rule, rows. A column is right-aligned when all its cells are numbers (with
 /// or without a unit) or "-"; widths count characters, not bytes. A table wider than kMostColumns goes on
-/// below, its first columns repeated; there the cells of a column of words are wrapped.
+/// below, its first columns repeated; there the cells of a column of words are wrapped, those of the first
+/// columns to 56 characters together.
 class Table {
  public:
   explicit Table(std::vector<std::string> header);

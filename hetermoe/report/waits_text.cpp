@@ -35,15 +35,16 @@ std::string longest_wait_text(const std::vector<GroupUse>& uses) {
   };
   for (const GroupUse& use : uses) {
     if (use.group.is_host()) continue;
-    const std::string idle = fmt::format("Longest wait: {} devices are idle ", use.group.label());
+    const std::string idle = fmt::format("Longest wait: {} devices wait ", use.group.label());
     if (!use.waiting.empty()) {
       const Wait& wait = use.waiting[0];
       consider(wait.share,
-               fmt::format("{}{} of the step until {} are done.", idle, format_percent(wait.share),
-                           done_by(wait.kind, uses[wait.group].group.label())));
+               fmt::format("{}{} of the step for {}.", idle, format_percent(wait.share),
+                           &uses[wait.group] == &use ? wait.kind + " on others of them"
+                                                     : done_by(wait.kind, uses[wait.group].group.label())));
     }
-    consider(use.transferring, fmt::format("{}{} of the step while transfers are on their way.", idle,
-                                           format_percent(use.transferring)));
+    consider(use.transferring,
+             fmt::format("{}{} of the step for transfers.", idle, format_percent(use.transferring)));
   }
   return longest < kNotable
              ? "No group of devices waits for another or for transfers for more than 0.5 % of the step."
@@ -84,8 +85,8 @@ std::string waits_text(const Timeline& timeline) {
   }
   table.align(6, Align::kLeft);
   const std::string overlap = overlap_text(timeline);
-  return fmt::format("{}\n{}\n{}\n{}", table.str(), longest_wait_text(uses),
-                     critical_path_text(critical_path(timeline)), overlap.empty() ? "" : overlap + "\n");
+  return fmt::format("{}{}\n{}\n{}\n", overlap.empty() ? "" : overlap + "\n", table.str(),
+                     longest_wait_text(uses), critical_path_text(critical_path(timeline)));
 }
 
 Json roles_json(const Timeline& timeline) {

@@ -8,7 +8,7 @@
 // Results of waits.h in words, alike in every command.
 namespace hetermoe {
 
-/// "Longest wait: attention A40 devices are idle 35 % of the step until experts on V100 are done."
+/// "Longest wait: attention A40 devices wait 35 % of the step for experts on V100."
 std::string longest_wait_text(const std::vector<GroupUse>& uses);
 
 /// "Critical path: experts on V100 62 %, attention on A40 20 %, dispatch 9 %, ..."

@@ -327,14 +327,11 @@ void ScheduleBuilder::refuse_balance_group() const {
   const std::vector<i64>& microbatches = plan.groups[0].microbatches;
   fail<ScheduleError>("train.aux_group",
                       "got {}: the load-balancing loss of {} needs microbatches that plan \"{}\" does not "
-                      "have in flight together "
-                      "({}). Set train.aux_group to {} or less (sequences of a microbatch), or plan.window "
-                      "to {} (all microbatches). "
-                      "The first op in question: {}",
+                      "have in flight together ({}). Set train.aux_group to 1 or more, at most {} (sequences "
+                      "of a microbatch), or plan.window to {} (all microbatches)",
                       group, group == 0 ? "the whole step" : counted(group, "sequence"), plan.strategy,
                       plan.window == 0 ? "its order" : fmt::format("plan.window {}", plan.window),
-                      *std::min_element(microbatches.begin(), microbatches.end()), microbatches.size(),
-                      faults_.front());
+                      *std::min_element(microbatches.begin(), microbatches.end()), microbatches.size());
 }
 
 Schedule ScheduleBuilder::take() {

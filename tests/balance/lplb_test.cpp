@@ -72,7 +72,8 @@ TEST(Lplb, CopiesTheBusiestExpertsAndRefusesOtherNumbers) {
   EXPECT_EQ(error_of<ConfigError>([&] { find_balancer("lplb").place(input_of(4, load, 6, "ring")); }),
             "[replicas] got 6, expected a multiple of 4: 4 devices with 1 columns of the topology each");
   EXPECT_EQ(error_of<ConfigError>([&] { find_balancer("lplb").place(input_of(4, load, 12, "ring")); }),
-            "[replicas] device 0 has 2 experts of a layer, expected at least the 3 that others copy");
+            "[replicas] device 0 has 2 experts of a layer, and others copy 3 of them: expected replicas of "
+            "at most 8");
 }
 
 /// Largest over mean load of LPLB's own test loads. ordered: experts go to devices by an estimate first.

@@ -263,7 +263,7 @@ TEST_F(BadInput, OutputsAreTestedBeforeTheWork) {
   const std::string file = folder.file("occupied", "a file");
   const std::vector<std::string> before = folder.contents();
   const std::vector<std::vector<std::string>> commands = {
-      {"plan", "--model", "none-such", "-o", file + "/plan.json"},
+      {"plan", "--model", "none-such", "--cluster", "demo", "-o", file + "/plan.json"},
       {"profile", "--model", "none-such", "-o", file + "/p.json"},
       {"report", "none-such", "-o", file + "/r.html"},
       {"simulate", "--model", "none-such", "--output", file + "/s"}};

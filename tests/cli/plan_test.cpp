@@ -184,16 +184,19 @@ TEST(PlanCommand, TellsTimeAndMoneyOfARun) {
 
 TEST(PlanCommand, BadInputIsNamed) {
   EXPECT_TRUE(contains(run_hetermoe({"plan", "--run-tokens", "0"}).err, "[--run-tokens] out of range"));
-  EXPECT_TRUE(contains(run_hetermoe({"plan", "--sequences", "8", "--tokens", "100000"}).err,
+  const auto error = [](std::vector<std::string> words) {
+    words.insert(words.begin(), {"plan", "--model", "d1", "--cluster", "o1"});
+    return run_hetermoe(words).err;
+  };
+  EXPECT_TRUE(contains(run_hetermoe({"plan", "--cluster", "o1"}).err, "[--model] is missing. Known: d1"));
+  EXPECT_TRUE(contains(run_hetermoe({"plan", "--model", "d1"}).err, "[--cluster] is missing: expected"));
+  EXPECT_TRUE(contains(error({"--sequences", "8", "--tokens", "100000"}),
                        "[--tokens] got 100000 with --sequences 8"));
   EXPECT_TRUE(contains(run_hetermoe({"doctor", "--device", "tpu"}).err, "[--device] got \"tpu\""));
   EXPECT_EQ(run_hetermoe({"help", "plan"}).out, run_hetermoe({"plan", "--help"}).out);
-  EXPECT_NE(run_hetermoe({"plan", "--dtype", "fp12"}).err.find("[--dtype] got \"fp12\""), std::string::npos);
-  EXPECT_NE(run_hetermoe({"plan", "--dtype", "fp16", "--master", "none"})
-                .err.find("[master] got none, but device 0"),
-            std::string::npos);
-  EXPECT_NE(run_hetermoe({"plan", "--idle", "99"}).err.find("[--idle] device 99 does not exist"),
-            std::string::npos);
+  EXPECT_TRUE(contains(error({"--dtype", "fp12"}), "[--dtype] got \"fp12\""));
+  EXPECT_TRUE(contains(error({"--dtype", "fp16", "--master", "none"}), "[master] got none, but device 0"));
+  EXPECT_TRUE(contains(error({"--idle", "99"}), "[--idle] device 99 does not exist"));
   EXPECT_NE(run_hetermoe({"plan", "--seq", "0"}).code, 0);
 }
 

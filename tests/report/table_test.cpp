@@ -133,6 +133,18 @@ TEST(Table, NoLineIsWiderThan120Characters) {
   }
 }
 
+TEST(Table, LongNamesInTheFirstColumnAreWrappedBesideTheFigures) {
+  Table table({"plan", "step", "tokens/s", "why"});
+  std::string name = "zebra";
+  for (int i = 0; i < 20; ++i) name += " on 4 A40";
+  table.add_row({name, "8.92 s", "7.4 K", "best"});
+  table.add_row({"ep", "9.92 s", "6.4 K", "slower than the best by more than was thought at first"});
+  const std::string text = table.str();
+  EXPECT_EQ(text.find("\n\n"), std::string::npos) << text;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), Table::kMostColumns) << line;
+}
+
 TEST(Table, WideTablesGoOnBelow) {
   std::vector<std::string> header = {"strategy"}, row = {"zebra"};
   for (int c = 0; c < 12; ++c) header.push_back("column number " + std::to_string(c)), row.push_back("1");

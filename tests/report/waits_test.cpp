@@ -183,7 +183,7 @@ TEST(CriticalPath, NamesOpsDevicesTransfersAndGaps) {
   for (const PathShare& share : critical_path(t)) sum += share.share;
   EXPECT_NEAR(sum, 1, 1e-12);
   EXPECT_EQ(longest_wait_text(group_use(t)),
-            "Longest wait: attention A devices are idle 40.0 % of the step until experts on V are done.");
+            "Longest wait: attention A devices wait 40.0 % of the step for experts on V.");
   EXPECT_TRUE(critical_path(Timeline()).empty());
 }
 
@@ -264,7 +264,7 @@ TEST(WaitsText, TransfersAreAWait) {
   use.computing = 0.4, use.transferring = 0.5;
   use.waiting = {{0, "experts", 0.1}};
   EXPECT_EQ(longest_wait_text({use}),
-            "Longest wait: A40 devices are idle 50.0 % of the step while transfers are on their way.");
+            "Longest wait: A40 devices wait 50.0 % of the step for transfers.");
 }
 
 TEST(WaitsText, DevicesWithoutWorkAreNamed) {

@@ -168,7 +168,7 @@ TEST(Balance, GroupThatSpansWindowsIsRefused) {
     FAIL() << "no error";
   } catch (const ConfigError& error) {
     EXPECT_TRUE(has_text(error.what(), "attention.B l1 m0 on device 0 reads balance"));
-    EXPECT_TRUE(has_text(error.what(), "Set train.aux_group to 1 or less"));
+    EXPECT_TRUE(has_text(error.what(), "Set train.aux_group to 1 or more, at most 1 (sequences"));
   }
 }
 

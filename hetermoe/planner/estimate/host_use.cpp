@@ -221,8 +221,10 @@ std::vector<std::string> explain_hosts(const PlanRequest& request, const Plan& p
                                        node.host->memory_gib, node.name, why);
   if (free >= step)
     return {what,
-            "Host memory costs no time: the same plan would be no faster if its devices had room for "
-            "everything."};
+            fmt::format("If its devices had room for everything, the same plan would be no faster: {:.3g} s "
+                        "instead of {:.3g} s{}.",
+                        free, step,
+                        plan.groups.size() > 1 ? ", because hosts sum the gradients of its groups" : "")};
   return {what,
           fmt::format(
               "Host memory costs {:.0f} % of the step: the same plan would take {:.3g} s instead of {:.3g} s "

@@ -265,8 +265,10 @@ Lines others_untried(const PlanResult&) {
 }
 Lines leaving_out(const PlanResult& r) {
   const Candidate* all = best_of_all_devices(r);
+  const double share = r.best().prediction.step / all->prediction.step;
+  if (share > 1 - kAlike / 6) return {fmt::format("Using all devices would be no faster ({}).", all->name)};
   return {fmt::format("Leaving devices out is faster than using all of them, which reaches {} ({}).",
-                      percent(r.best().prediction.step / all->prediction.step), all->name)};
+                      percent(share), all->name)};
 }
 Lines all_unsimulated(const PlanResult&) { return {"No plan of all devices was simulated."}; }
 Lines gain(const PlanResult& r) {

@@ -58,6 +58,12 @@ class WaysOut {
     if (!request_.limits.offload && has_hosts(request_.cluster)) offer(next, "no --no-offload");
     next = request_, next.limits.max_microbatches = request_.sequences;
     if (request_.limits.max_microbatches < request_.sequences) offer(next, "no --max-microbatches");
+    next = request_, next.limits.memory_reserve = 0;
+    if (request_.limits.memory_reserve > 0)
+      offer(next, fmt::format("no --memory-reserve ({:.3g} GiB of each device now)",
+                              request_.limits.memory_reserve / kGiB));
+    next = request_, next.limits.idle.clear();
+    if (!request_.limits.idle.empty()) offer(next, "no --idle");
   }
 
   /// also: what the request differs in already.

@@ -198,7 +198,7 @@ void load_lost(const Archive& archive, const LogicalTensor& tensor, PlaceId plac
 }
 
 /// Adapters of a checkpoint that the run does not have would be lost without a word. Those of weights on a
-/// host are on its devices. rank: of the checkpoint's adapters.
+/// host are on its devices. rank: of the checkpoint's adapters, 0 = it has none, or does not say.
 void check_adapters(const Archive& archive, const std::vector<DeviceState*>& states, i64 rank) {
   std::set<std::string> adapters, matrices;
   for (DeviceState* state : states) {
@@ -209,7 +209,7 @@ void check_adapters(const Archive& archive, const std::vector<DeviceState*>& sta
       }
       adapters.insert(tensor.name);
       const i64 own = tensor.shape[0];
-      if (!is_lora_a(tensor.name) || !archive.has(tensor.name) || own == rank) continue;
+      if (rank == 0 || own == rank || !is_lora_a(tensor.name) || !archive.has(tensor.name)) continue;
       fail<ConfigError>(
           "train.lora.rank",
           "got {}, but the adapters of the checkpoint have rank {}. Give that rank, or begin anew with "
@@ -357,7 +357,8 @@ void load_checkpoint(const FoundCheckpoint& checkpoint, const ModelConfig& model
     }
   }
   const Archive archive(checkpoint.path, info.at("files"));
-  const i64 rank = info.at("job").value(Json::json_pointer("/train/lora/rank"), i64{0});
+  const Json job = info.value("job", Json());
+  const i64 rank = job.is_object() ? job.value(Json::json_pointer("/train/lora/rank"), i64{0}) : 0;
   check_adapters(archive, states, rank);
   for (DeviceState* state : states) {
     for (const LogicalTensor& tensor : state->store().tensors()) {

@@ -66,6 +66,11 @@ fs::path lock_file(const fs::path& folder, bool beside) {
 
 }  // namespace
 
+bool holds_training(const fs::path& folder) {
+  std::error_code code;
+  return fs::exists(folder / "metrics.jsonl", code) || fs::exists(folder / "checkpoints", code);
+}
+
 OutputLock::OutputLock(const fs::path& locked, OutputLockOptions options)
     : folder_(locked), path_(lock_file(locked, options.beside)), options_(std::move(options)) {
   if (options_.host.empty()) options_.host = host_name();

@@ -8,6 +8,10 @@
 
 namespace hetermoe {
 
+/// Whether `train` left its results in the folder. Commands that only predict or compare must not replace them: a
+/// training takes hours, and `verify --step` compares with what it left.
+bool holds_training(const std::filesystem::path& folder);
+
 struct OutputLockOptions {
   Seconds beat = 2;            ///< a living owner says so often that it lives
   Seconds watch = 10;          ///< an owner on another machine that does not say so for so long is gone

@@ -166,8 +166,9 @@ std::vector<std::string> job_differences(const Json& before, const Json& now) {
 std::string plan_text(const Json& json) {
   try {
     const Plan plan = plan_from_json(json, "plan");
-    return fmt::format("{} on {} {} ({})", plan.strategy, agree(devices_of(plan).size(), "device", "devices"),
-                       fmt::join(devices_of(plan), ", "),
+    return fmt::format("{} on {} {} ({} in {})", plan.strategy,
+                       agree(devices_of(plan).size(), "device", "devices"), fmt::join(devices_of(plan), ", "),
+                       counted(total_sequences(plan), "sequence"),
                        counted(plan.groups.at(0).microbatches.size(), "microbatch"));
   } catch (const std::exception&) {
     return "one that cannot be read";

@@ -30,6 +30,7 @@ const std::vector<KeysOfFeature>& features() {
       {{"train.final_share", "train.min_lr"},
        [](const Job& job) { return job.train.schedule != RateSchedule::kConstant; },
        "train.schedule cosine, linear or wsd"},
+      {{"train.lora.alpha"}, [](const Job& job) { return job.train.lora.rank > 0; }, "train.lora.rank"},
       {{"train.save_dtype"}, [](const Job& job) { return !job.train.save_hf.empty(); }, "train.save_hf"},
       {{"train.max_skipped"},
        [](const Job& job) { return job.train.on_nonfinite == OnNonfinite::kSkip; },

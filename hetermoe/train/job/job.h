@@ -356,7 +356,7 @@ struct Job {
   std::string model = "demo";
   std::string cluster = "demo";
   std::string strategy = "zebra";
-  std::string output = "out";
+  std::string output = "out/run";
   TrainOptions train;
   PlanOptions plan;
   RunOptions run;

@@ -70,6 +70,10 @@ std::string model_chat_template(const Job& job) {
 }
 
 Dataset load_job_data(const Job& job) {
+  if (!job.train.init_from.empty() && !std::filesystem::exists(job.train.init_from))
+    fail<ConfigError>("train.init_from",
+                      "{} is not there, expected a Hugging Face folder (config.json and safetensors)",
+                      job.train.init_from);
   if (job.data.paths.empty() && !job.train.init_from.empty()) {
     fail<ConfigError>("data.paths",
                       "is empty, but the model comes from {}: name what it shall learn from, as --data.paths "

@@ -1,6 +1,8 @@
 #include "hetermoe/train/job/usual_choices.h"
 
+#include "hetermoe/base/index.h"
 #include "hetermoe/base/version.h"
+#include "hetermoe/base/words.h"
 #include "hetermoe/train/job/job_data.h"
 #include "hetermoe/train/job/lora.h"
 
@@ -45,6 +47,13 @@ std::vector<std::string> usual_notes(const Job& job, const ModelConfig& model) {
                               job.train.learning_rate,
                               job.train.lora.rank > 0 ? "adapters beside weights" : "weights"));
   }
+  const TrainOptions& train = job.train;
+  if (train.warmup_steps > train.steps && train.warmup_steps != TrainOptions().warmup_steps)
+    out.push_back(fmt::format(
+        "train.warmup_steps {} are more than the {} of the run: the learning rate ends at {:.2g}, "
+        "below its peak {:.2g}",
+        train.warmup_steps, counted(train.steps, "step"),
+        train.learning_rate * real(train.steps) / real(train.warmup_steps), train.learning_rate));
   return out;
 }
 

@@ -10,7 +10,7 @@ namespace hetermoe {
 /// Fills them in and sets `job.usual`. file, flags: what is written, as a job.
 void settle_usual(const Json& file, const Json& flags, Job& job);
 
-/// Notes of a run on these values: a sentence each.
+/// Notes of a run on these values, and on a warm-up that is longer than the run: a sentence each.
 std::vector<std::string> usual_notes(const Job& job, const ModelConfig& model);
 
 /// Of keys that differ from their defaults and change nothing, because what they are for is off:

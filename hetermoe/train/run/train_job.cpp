@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "hetermoe/base/version.h"
+#include "hetermoe/schedule/schedule.h"
 #include "hetermoe/train/job/clock_choice.h"
 #include "hetermoe/train/job/host_memory.h"
 #include "hetermoe/train/job/job_data.h"
@@ -68,12 +69,16 @@ class JobRuns {
         files_(job, model_, cluster_, runs_) {
     // All plans first: a strategy that cannot run is known before hours are spent on another.
     for (const std::string& strategy : strategies) {
-      jobs_.push_back(job_of_strategy(job, strategy, strategies, cluster_));
-      StrategyRun run;
-      run.plan = make_job_plan(jobs_.back(), model_, cluster_);
-      run.strategy = name_of_run(jobs_.back(), run.plan, strategies.size());
-      runs_.push_back(std::move(run));
+      try {
+        add(job_of_strategy(job, strategy, strategies, cluster_), strategies.size());
+      } catch (const Error& error) {
+        if (strategies.size() == 1) throw;
+        if (first_fault_.empty()) first_fault_ = error.what();
+        if (options_.on_left_out)
+          options_.on_left_out(fmt::format("{} does not run: {}", strategy, error.what()));
+      }
     }
+    if (runs_.empty()) fail<ConfigError>("strategies", "none can run. The first: {}", first_fault_);
   }
 
   std::vector<StrategyRun> run() {
@@ -93,6 +98,16 @@ class JobRuns {
   }
 
  private:
+  void add(Job job, std::size_t num_strategies) {
+    StrategyRun run;
+    run.plan = make_job_plan(job, model_, cluster_);
+    run.strategy = name_of_run(job, run.plan, num_strategies);
+    if (num_strategies > 1)
+      build_schedule(run.plan, model_, step_options(job, model_));  // which may refuse it
+    jobs_.push_back(std::move(job));
+    runs_.push_back(std::move(run));
+  }
+
   void tell_of(const Dataset& data) const {
     const auto& tell = options_.hooks.on_note;
     tell(training_line(job_, model_, data));
@@ -150,6 +165,7 @@ class JobRuns {
   const Cluster cluster_;
   std::vector<Job> jobs_;
   std::vector<StrategyRun> runs_;
+  std::string first_fault_;
   RunFiles files_;
 };
 

@@ -15,7 +15,9 @@ struct JobRunOptions {
   bool execute = true;  ///< false: predictions only
   i64 timed_steps = 0;  ///< steps under the paced clock, after training under the job's
   Checkpoints checkpoints = Checkpoints::kOff;
-  RunHooks hooks{};                       ///< on_note and on_begin of every run
+  RunHooks hooks{};  ///< on_note and on_begin of every run
+  /// "pp-ep does not run: ..." of each of several strategies that is left out
+  std::function<void(const std::string&)> on_left_out = {};
   std::optional<ModelConfig> model = {};  ///< in place of job.model
   i64 end_after = 0;      ///< steps after which each run ends, of a job that has more; 0 = all
   std::string mark = {};  ///< what changed before the first step of each run; empty = nothing
