@@ -118,7 +118,12 @@ int report(const ReportArguments& options) {
     table.add_row({s.name, s.simulated ? format_seconds(s.simulated->step) : "-",
                    s.executed ? format_seconds(s.executed->step) : "-"});
   }
-  std::cout << table.str() << "wrote " << options.output << "\n";
+  const bool executed =
+      std::any_of(input.strategies.begin(), input.strategies.end(),
+                  [](const StrategyReport& strategy) { return strategy.executed.has_value(); });
+  std::cout << table.str()
+            << (executed ? "executed step: the one that is drawn; `train` tells the median\n" : "")
+            << "wrote " << options.output << "\n";
   if (!options.trace.empty())
     std::cout << "wrote " << options.trace << " (for ui.perfetto.dev or chrome://tracing)\n";
   return 0;

@@ -68,7 +68,7 @@ inline StateBytes state_bytes_of(const PlanRequest& request) {
 struct TypeUse {
   std::string type;
   i64 devices = 0, used = 0;
-  std::string role;       ///< attention, expert, both, mixed or idle
+  std::string role;       ///< attention, expert, both or idle; of several "4 both, 2 expert"
   double busy = 0;        ///< mean share of the step that used devices compute
   Bytes memory = 0;       ///< of the fullest device
   Bytes unsharded = 0;    ///< the same if every replica kept all of the optimizer's state

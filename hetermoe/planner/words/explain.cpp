@@ -28,19 +28,23 @@ std::vector<TypeUse> use_of_types(const PlanRequest& request, const Candidate& c
     use.type = request.cluster.types[t].name;
     use.memory_gib = request.cluster.types[t].memory_gib;
     use.limit_gib = (usable_memory(request.cluster.types[t]) - request.limits.memory_reserve) / kGiB;
-    use.role = "idle";
+    std::map<std::string, i64> with_role;
     for (const DeviceId device : request.cluster.devices_of_type(static_cast<i32>(t))) {
       const auto d = static_cast<std::size_t>(device);
       ++use.devices;
       if (roles[d] == "idle") continue;
       ++use.used;
-      use.role = use.role == "idle" || use.role == roles[d] ? roles[d] : "mixed";
+      ++with_role[roles[d]];
       use.busy += candidate.prediction.busy[d];
       if (candidate.memory.empty()) continue;
       use.memory = std::max(use.memory, candidate.memory[d]);
       use.unsharded = std::max(use.unsharded, candidate.unsharded[d]);
       use.freed = std::max(use.freed, candidate.unsharded[d] - candidate.memory[d]);
     }
+    std::vector<std::string> parts;  // "both", or "4 both, 2 expert"
+    for (const auto& [role, count] : with_role)
+      parts.push_back(with_role.size() == 1 ? role : fmt::format("{} {}", count, role));
+    use.role = parts.empty() ? "idle" : join(parts);
     if (use.used > 0) use.busy /= static_cast<double>(use.used);
     if (use.devices > 0) uses.push_back(std::move(use));
   }

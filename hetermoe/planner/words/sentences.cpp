@@ -133,6 +133,12 @@ Lines expectation(const PlanResult& r) {
                       constants_text(r.expected))};
 }
 
+/// Of small models 0.0 GiB would say nothing.
+std::string memory_text(Bytes bytes) {
+  return bytes < kGiB ? fmt::format("{:.3g} MiB", bytes / kGiB * 1024)
+                      : fmt::format("{:.1f} GiB", bytes / kGiB);
+}
+
 std::string type_line(const TypeUse& use) {
   if (use.used == 0) {
     return use.devices == 1 ? fmt::format("The {} stays idle.", use.type)
@@ -143,9 +149,10 @@ std::string type_line(const TypeUse& use) {
   const std::string does = use.role == "attention" ? fmt::format("{} attention", computes)
                            : use.role == "expert"  ? fmt::format("{} experts", holds)
                            : use.role == "both" ? fmt::format("{} attention and {} experts", computes, holds)
-                                                : "have different roles";
-  return fmt::format("{} of {} {} {}: busy {} of the step, memory {:.1f} of {:.1f} GiB usable.", use.used,
-                     use.devices, use.type, does, percent(use.busy), use.memory / kGiB, use.limit_gib);
+                                                : fmt::format("have different roles ({})", use.role);
+  return fmt::format("{} of {} {} {}: busy {} of the step, memory {} of {} usable.", use.used, use.devices,
+                     use.type, does, percent(use.busy), memory_text(use.memory),
+                     memory_text(use.limit_gib * kGiB));
 }
 
 Lines type_lines(const PlanResult& r) {
