@@ -49,9 +49,10 @@ Cluster h800(i64 nodes) {
 /// 1/n of the tokens, or of the experts.
 class TensorParallelCost : public CostModel {
  public:
-  TensorParallelCost(std::unique_ptr<CostModel> inner, const ModelConfig& model)
+  /// free: exchanges take their latency alone, which tells what the bytes cost.
+  TensorParallelCost(std::unique_ptr<CostModel> inner, const ModelConfig& model, bool free)
       : inner_(std::move(inner)),
-        bytes_(2.0 * kSeqLen * real(model.hidden) * real(kTeam - 1) / real(kTeam)) {}
+        bytes_(free ? 0 : 2.0 * kSeqLen * real(model.hidden) * real(kTeam - 1) / real(kTeam)) {}
 
   Seconds compute(const ComputeWork& work) const override { return inner_->compute(work); }
   double interference(DeviceId device) const override { return inner_->interference(device); }
@@ -75,9 +76,11 @@ class TensorParallelCost : public CostModel {
   Bytes bytes_;
 };
 
+enum class Exchanges { kOfTeams, kTensorParallel, kFree };
+
 struct Levers {
   const char* name;
-  bool tensor_parallel;
+  Exchanges exchanges;
   Recompute recompute;
   WeightGradients weight_gradients;
   i32 window;  ///< microbatches that go through a stage together
@@ -127,10 +130,12 @@ class Bench {
     const Plan plan = plan_of(levers, microbatches);
     const std::vector<std::string> faults = validate(plan, model_, cluster_);
     if (!faults.empty()) fail<ConfigError>("teams_bench", "{}", faults[0]);
-    const Placement placement(plan, model_);
+    const Placement placement(plan, model_, StepOptions{});
     std::unique_ptr<CostModel> cost = make_cost(model_, cluster_, plan, {});
-    if (levers.tensor_parallel) cost = std::make_unique<TensorParallelCost>(std::move(cost), model_);
-    return simulate(build_schedule(placement), placement, model_, cluster_, *cost, ExpectedRouting(model_))
+    if (levers.exchanges != Exchanges::kOfTeams)
+      cost =
+          std::make_unique<TensorParallelCost>(std::move(cost), model_, levers.exchanges == Exchanges::kFree);
+    return simulate(build_schedule(plan, model_), placement, model_, cluster_, *cost, ExpectedRouting(model_))
         .step;
   }
 
@@ -141,11 +146,14 @@ class Bench {
 
 int run(i64 microbatches) {
   const std::vector<Levers> levers = {
-      {"tensor parallel", true, Recompute::kSelect, WeightGradients::kWith, 1},
-      {"teams, experts by expert parallelism", false, Recompute::kSelect, WeightGradients::kWith, 1},
-      {"... weight gradients and recomputation in the waits", false, Recompute::kSelect,
+      {"tensor parallel", Exchanges::kTensorParallel, Recompute::kSelect, WeightGradients::kWith, 1},
+      {"tensor parallel, exchanges free", Exchanges::kFree, Recompute::kSelect, WeightGradients::kWith, 1},
+      {"teams, experts by expert parallelism", Exchanges::kOfTeams, Recompute::kSelect,
+       WeightGradients::kWith, 1},
+      {"... weight gradients and recomputation in the waits", Exchanges::kOfTeams, Recompute::kSelect,
        WeightGradients::kAfter, 1},
-      {"... two microbatches in a stage", false, Recompute::kSelect, WeightGradients::kAfter, 2}};
+      {"... two microbatches in a stage", Exchanges::kOfTeams, Recompute::kSelect, WeightGradients::kAfter,
+       2}};
   std::vector<Row> rows;
   for (const i64 devices : {240, 720}) {
     Bench bench(devices);
