@@ -180,10 +180,8 @@ std::vector<std::string> notes_of_sleep(const Growth& growth, const Json& job) {
 
 /// The command by which a run goes on with `job`. One that had reached its end needs more steps.
 std::string goes_on_text(const FoundCheckpoint& from, const std::string& job) {
-  const i64 steps = from.info.job.value(Json::json_pointer("/train/steps"), i64{0});
-  const std::string more = from.info.step < steps
-                               ? ""
-                               : fmt::format(" --train.steps {}", from.info.step + std::max<i64>(steps, 1));
+  const i64 steps = from.info.job.value(Json::json_pointer("/train/steps"), i64{0}), done = from.info.step;
+  const std::string more = done < steps ? "" : fmt::format(" --train.steps {}", 2 * std::max<i64>(done, 1));
   return fmt::format("it goes on by: {} train {}{}", program(), job, more);
 }
 

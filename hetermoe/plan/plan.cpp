@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "hetermoe/base/enum_count.h"
 #include "hetermoe/base/index.h"
 #include "hetermoe/plan/backward_shares.h"
 #include "hetermoe/plan/combine_to.h"
@@ -13,21 +12,6 @@
 #include "hetermoe/plan/turns.h"
 
 namespace hetermoe {
-
-const std::vector<std::string>& EnumNames<OrderPolicy>::names() {
-#define HM_NAME(policy, name) #name,
-  static const std::vector<std::string> all = names_of_all<OrderPolicy>({HM_ORDER_POLICIES(HM_NAME)});
-#undef HM_NAME
-  return all;
-}
-const std::vector<std::string>& EnumNames<QueueBinding>::names() {
-  static const std::vector<std::string> all = names_of_all<QueueBinding>({"direction", "name", "phase"});
-  return all;
-}
-const std::vector<std::string>& EnumNames<WeightGradients>::names() {
-  static const std::vector<std::string> all = names_of_all<WeightGradients>({"with", "after"});
-  return all;
-}
 
 i64 sequences_of(const ShareRow& row, DeviceId device) {
   for (const Share& share : row) {

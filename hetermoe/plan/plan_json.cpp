@@ -1,7 +1,23 @@
+#include "hetermoe/base/enum_count.h"
 #include "hetermoe/plan/plan.h"
 
 // Plans as text.
 namespace hetermoe {
+
+const std::vector<std::string>& EnumNames<OrderPolicy>::names() {
+#define HM_NAME(policy, name) #name,
+  static const std::vector<std::string> all = names_of_all<OrderPolicy>({HM_ORDER_POLICIES(HM_NAME)});
+#undef HM_NAME
+  return all;
+}
+const std::vector<std::string>& EnumNames<QueueBinding>::names() {
+  static const std::vector<std::string> all = names_of_all<QueueBinding>({"direction", "name", "phase"});
+  return all;
+}
+const std::vector<std::string>& EnumNames<WeightGradients>::names() {
+  static const std::vector<std::string> all = names_of_all<WeightGradients>({"with", "after"});
+  return all;
+}
 
 Json to_json(const Plan& plan) {
   Json json = write_fields(plan);
