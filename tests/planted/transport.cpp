@@ -3,7 +3,8 @@
 
 #include "hetermoe/comm/transport.h"
 
-// A transport that tests/planted_kinds.py adds to a copy of the program: it says how many exchanges it has made.
+// A transport that tests/planted_kinds.py adds to a copy of the program: it says how many exchanges it has
+// made.
 namespace hetermoe {
 namespace {
 

@@ -263,8 +263,7 @@ TEST(WaitsText, TransfersAreAWait) {
   use.group = {"both", "A40", {0}};
   use.computing = 0.4, use.transferring = 0.5;
   use.waiting = {{0, "experts", 0.1}};
-  EXPECT_EQ(longest_wait_text({use}),
-            "Longest wait: A40 devices wait 50.0 % of the step for transfers.");
+  EXPECT_EQ(longest_wait_text({use}), "Longest wait: A40 devices wait 50.0 % of the step for transfers.");
 }
 
 TEST(WaitsText, DevicesWithoutWorkAreNamed) {

@@ -8,8 +8,8 @@
 
 namespace hetermoe {
 
-/// Whether `train` left its results in the folder. Commands that only predict or compare must not replace them: a
-/// training takes hours, and `verify --step` compares with what it left.
+/// Whether `train` left its results in the folder. Commands that only predict or compare must not replace
+/// them: a training takes hours, and `verify --step` compares with what it left.
 bool holds_training(const std::filesystem::path& folder);
 
 struct OutputLockOptions {
