@@ -71,7 +71,8 @@ std::vector<std::string> command_names(const CLI::App& app) {
 }
 
 [[noreturn]] void refuse_extra(const CLI::App& app, const std::string& word) {
-  const std::string help = fmt::format("`hetermoe {} --help` says what it takes.", full_name(app));
+  const std::string name_of_app = app.get_parent() == nullptr ? "" : " " + full_name(app);
+  const std::string help = fmt::format("`hetermoe{} --help` says what it takes.", name_of_app);
   if (const std::vector<std::string> names = command_names(app); !names.empty() && !word.starts_with('-'))
     fail<ConfigError>(full_name(app) + " " + word, "unknown command.{}", known_names_hint(word, names));
   if (!word.starts_with('-')) fail<ConfigError>(word, "unexpected word. {}", help);

@@ -14,9 +14,8 @@
 namespace hetermoe {
 namespace {
 
-/// The plans of a comparison on the demo cluster: devices 0, 1 newer, 2, 3 older.
-std::vector<Plan> plans_of(const std::vector<std::string>& strategies, Settings overrides) {
-  const WorkFolder folder;
+/// On the demo cluster: devices 0, 1 newer, 2, 3 older.
+Job small_job(const WorkFolder& folder, Settings overrides) {
   const Settings small = {{"model", "tiny"},
                           {"cluster", "demo"},
                           {"output", (folder.path() / "out").string()},
@@ -25,8 +24,14 @@ std::vector<Plan> plans_of(const std::vector<std::string>& strategies, Settings 
                           {"train.sequences", "4"},
                           {"train.microbatches", "2"}};
   overrides.insert(overrides.begin(), small.begin(), small.end());
+  return job_from_overrides(overrides);
+}
+
+/// The plans of a comparison.
+std::vector<Plan> plans_of(const std::vector<std::string>& strategies, const Settings& overrides) {
+  const WorkFolder folder;
   std::vector<Plan> plans;
-  for (StrategyRun& run : compare_job(job_from_overrides(overrides), strategies, {.execute = false}))
+  for (StrategyRun& run : compare_job(small_job(folder, overrides), strategies, {.execute = false}))
     plans.push_back(std::move(run.plan));
   return plans;
 }
@@ -94,6 +99,18 @@ TEST(CompareJob, WhatNoneOfTheStrategiesHasAUseForIsRefused) {
             "[plan.stages] strategy zebra does not look at it, expected pp-ep or pp-zebra, or no such key");
   EXPECT_TRUE(compare_refusal({"ep", "zebra"}, {{"plan.experts", "2,77"}})
                   .starts_with("[plan.experts] device 77 does not exist"));
+}
+
+TEST(CompareJob, AStrategyThatCannotRunIsLeftOutByName) {
+  const WorkFolder folder;
+  std::vector<std::string> left_out;
+  const std::vector<StrategyRun> runs = compare_job(
+      run.job, {"zebra", "single"},
+      {.execute = false, .on_left_out = [&](const std::string& text) { left_out.push_back(text); }});
+  ASSERT_EQ(runs.size(), 1u);
+  EXPECT_EQ(runs[0].strategy, "zebra");
+  ASSERT_EQ(left_out.size(), 1u);
+  EXPECT_TRUE(left_out[0].starts_with("single does not run: [train.aux_group] got 0")) << left_out[0];
 }
 
 TEST(CompareJob, WeightsOfDevicesThatAllHaveStay) {

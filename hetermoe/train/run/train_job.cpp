@@ -1,6 +1,7 @@
 #include "hetermoe/train/run/train_job.h"
 
 #include <algorithm>
+#include <exception>
 #include <filesystem>
 
 #include "hetermoe/base/version.h"
@@ -67,18 +68,21 @@ class JobRuns {
         model_(options.model ? *options.model : load_model(job.model)),
         cluster_(load_cluster(job.cluster)),
         files_(job, model_, cluster_, runs_) {
+    std::exception_ptr first_fault;
+    std::vector<std::string> left_out;
     // All plans first: a strategy that cannot run is known before hours are spent on another.
     for (const std::string& strategy : strategies) {
       try {
         add(job_of_strategy(job, strategy, strategies, cluster_), strategies.size());
       } catch (const Error& error) {
         if (strategies.size() == 1) throw;
-        if (first_fault_.empty()) first_fault_ = error.what();
-        if (options_.on_left_out)
-          options_.on_left_out(fmt::format("{} does not run: {}", strategy, error.what()));
+        if (!first_fault) first_fault = std::current_exception();
+        left_out.push_back(fmt::format("{} does not run: {}", strategy, error.what()));
       }
     }
-    if (runs_.empty()) fail<ConfigError>("strategies", "none can run. The first: {}", first_fault_);
+    if (runs_.empty()) std::rethrow_exception(first_fault);
+    for (const std::string& text : left_out)
+      if (options_.on_left_out) options_.on_left_out(text);
   }
 
   std::vector<StrategyRun> run() {
@@ -165,7 +169,6 @@ class JobRuns {
   const Cluster cluster_;
   std::vector<Job> jobs_;
   std::vector<StrategyRun> runs_;
-  std::string first_fault_;
   RunFiles files_;
 };
 
