@@ -105,7 +105,7 @@ TEST(CompareJob, AStrategyThatCannotRunIsLeftOutByName) {
   const WorkFolder folder;
   std::vector<std::string> left_out;
   const std::vector<StrategyRun> runs = compare_job(
-      run.job, {"zebra", "single"},
+      small_job(folder, {{"train.aux_group", "0"}}), {"zebra", "single"},
       {.execute = false, .on_left_out = [&](const std::string& text) { left_out.push_back(text); }});
   ASSERT_EQ(runs.size(), 1u);
   EXPECT_EQ(runs[0].strategy, "zebra");
