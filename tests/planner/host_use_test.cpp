@@ -71,7 +71,10 @@ TEST(HostUse, MakesRoomWhereNoPlanFitsWithout) {
     const Plan& plan = result.best().plan;
     EXPECT_TRUE(uses_hosts(plan));
     EXPECT_NE(result.explanation[0].find("In host memory live"), std::string::npos) << result.explanation[0];
-    EXPECT_TRUE(result.explanation[1].starts_with("Host memory costs")) << result.explanation[1];
+    EXPECT_TRUE(result.explanation[1].starts_with("Host memory costs") ||
+                result.explanation[1].starts_with(
+                    "If its devices had room for everything, the same plan would be no faster"))
+        << result.explanation[1];
     const bool all_weights = home_of(plan.groups[0], UnitPart::kExperts, 3).weights == Residence::kHost;
     if (share < 0.5) {
       EXPECT_TRUE(all_weights) << "weights and gradients alone take a third";

@@ -253,7 +253,7 @@ TEST(WaitsText, TheLongestWaitIsTheLongest) {
       for (const Wait& wait : use.waiting) longest = std::max(longest, wait.share);
     }
     const std::string text = longest_wait_text(uses);
-    EXPECT_NE(text.find(" idle " + format_percent(longest) + " of the step"), std::string::npos)
+    EXPECT_NE(text.find(" wait " + format_percent(longest) + " of the step"), std::string::npos)
         << text << longest;
   }
 }

@@ -16,8 +16,9 @@ std::string percent(double share) { return fmt::format("{:.0f} %", 100 * share);
 
 namespace {
 
-constexpr i64 kFewAttention = 4;  ///< times as many devices as compute attention: that is too few
-constexpr double kAlike = 0.03;   ///< shares of the step that differ by less are taken for equal
+constexpr i64 kFewAttention = 4;     ///< times as many devices as compute attention: that is too few
+constexpr double kNoFaster = 0.005;  ///< speeds that differ by less are taken for equal
+constexpr double kAlike = 0.03;      ///< shares of the step that differ by less are taken for equal
 
 using Lines = std::vector<std::string>;
 
@@ -273,7 +274,7 @@ Lines others_untried(const PlanResult&) {
 Lines leaving_out(const PlanResult& r) {
   const Candidate* all = best_of_all_devices(r);
   const double share = r.best().prediction.step / all->prediction.step;
-  if (share > 1 - kAlike / 6) return {fmt::format("Using all devices would be no faster ({}).", all->name)};
+  if (share > 1 - kNoFaster) return {fmt::format("Using all devices would be no faster ({}).", all->name)};
   return {fmt::format("Leaving devices out is faster than using all of them, which reaches {} ({}).",
                       percent(share), all->name)};
 }
