@@ -43,8 +43,8 @@ TEST(Resume, IsAnnouncedBeforeTheFirstStepWithAllThatIsNotAsItWas) {
        {"passes over a checkpoint: [", "step-00000004", "goes on from ", "step-00000002, step 2\n",
         "train.seed is 2, it was 1\n", "train.learning_rate is 0.01, it was 0.001\n",
         "strategy is \"ep\", it was \"zebra\"\n",
-        "another plan goes on: ep on devices 0, 1, 2, 3 (2 microbatches), it was zebra on devices 0, 1, "
-        "2, 3 (2 microbatches)\n",
+        "another plan goes on: ep on devices 0, 1, 2, 3 (4 sequences in 2 microbatches), it was zebra on "
+        "devices 0, 1, 2, 3 (4 sequences in 2 microbatches)\n",
         "the data are not continued\n"}) {
     EXPECT_TRUE(contains(before, part)) << part << " in " << result.out;
   }
