@@ -8,6 +8,7 @@
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
 #include "hetermoe/cli/inspect_cluster.h"
+#include "hetermoe/cluster/assumed_links.h"
 #include "hetermoe/cluster/cluster.h"
 #include "hetermoe/model/op_cost.h"
 #include "hetermoe/report/table.h"
@@ -351,14 +352,22 @@ int inspect(const InspectArguments& options) {
   }
   if (!options.cluster.empty()) {
     const Cluster cluster = load_cluster(options.cluster);
-    if (options.json)
-      print_json(cluster_json(cluster));
-    else
+    const std::string assumed = assumed_links(options.cluster);
+    if (options.json) {
+      Json json = cluster_json(cluster);
+      if (!assumed.empty()) json["assumed_links"] = assumed;
+      print_json(json);
+    } else {
       print_cluster(cluster);
+      if (!assumed.empty()) std::cout << assumed << ".\n";
+    }
     return 0;
   }
   const ModelConfig model = load_model(options.model);
   const i64 seq_len = options.seq_len > 0 ? options.seq_len : default_seq_len(model);
+  if (model.max_positions > 0 && seq_len > model.max_positions)
+    fail<ConfigError>("--seq", "got {}, expected at most the {} positions of model {}", seq_len,
+                      model.max_positions, model.name);
   std::optional<Weights> weights;
   if (model.assumed.empty() && has_weights(options.model)) weights.emplace(options.model, model);
   if (options.json) {

@@ -209,11 +209,13 @@ std::string to_string(const Rates& rates, const Shortage& shortage) {
   std::string cause;
   if (shortage.attention) cause += " at " + counted(std::llround(shortage.sequences), "sequence");
   if (shortage.experts > 0) {
-    cause += fmt::format(" {} {}", shortage.attention ? "with" : "for",
-                         counted(static_cast<i64>(std::ceil(shortage.experts)), "expert") + " of all layers");
+    cause += fmt::format(
+        " {} {}", shortage.attention ? "with" : "for",
+        counted(static_cast<i64>(std::ceil(shortage.experts)), "expert") + " (all layers together)");
   }
-  return fmt::format("device {} ({} {:.0f} GiB) needs {:.1f} GiB{}", cls.devices.front(), type.name,
-                     type.memory_gib, shortage.need / kGiB, cause);
+  return fmt::format("device {} ({:.0f} GiB, {:.1f} usable) needs {:.1f} GiB{}",
+                     rates.request().cluster.device_name(cls.devices.front()), type.memory_gib,
+                     std::max(0.0, rates.usable_memory(shortage.cls)) / kGiB, shortage.need / kGiB, cause);
 }
 
 std::vector<Part> split_work(const Rates& rates, const Sketch& sketch, const SketchGroup& group,
