@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "hetermoe/base/index.h"
 #include "hetermoe/exec/parameter_store.h"
 
 // How the states of one part of one layer lie in storages.

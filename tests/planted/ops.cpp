@@ -6,22 +6,22 @@
 namespace hetermoe {
 namespace {
 
-void sum_accesses(AccessList& list) {
+void planted_sum_accesses(AccessList& list) {
   list.add_figures();
   list.add(BufferKey::of_step(Buffer::kPlanted), Mode::kWrite);
 }
 
-std::vector<PortBytes> sum_bytes(const WorkModel& model, const Op&, std::span<const PlaceId> participants,
-                                 const ExchangeLoad*) {
+std::vector<PortBytes> planted_sum_bytes(const WorkModel& model, const Op&,
+                                         std::span<const PlaceId> participants, const ExchangeLoad*) {
   return model.all_to_all_bytes(participants, 8);
 }
 
-void pass_accesses(AccessList& list) {
+void planted_pass_accesses(AccessList& list) {
   list.read(Buffer::kPlanted);
   list.read(Buffer::kParams);
 }
 
-void pass_work(const WorkModel& model, const ExchangeLoad*, ComputeWork& work) {
+void planted_pass_work(const WorkModel& model, const ExchangeLoad*, ComputeWork& work) {
   work.params = model.trained_params(work.op.state);
 }
 
@@ -32,8 +32,8 @@ const OpRow op_rows::planted_sum = {
     .queue = QueueRule::always(Queue::kReduce),
     .participants = Participants::kStateHolders,
     .occurs = Occurs::kPerStep,
-    .accesses = sum_accesses,
-    .bytes = sum_bytes,
+    .accesses = planted_sum_accesses,
+    .bytes = planted_sum_bytes,
 };
 
 const OpRow op_rows::planted_pass = {
@@ -43,8 +43,8 @@ const OpRow op_rows::planted_pass = {
     .occurs = Occurs::kPerState,
     .has_state = true,
     .pricing = Pricing::kUpdate,
-    .accesses = pass_accesses,
-    .work = pass_work,
+    .accesses = planted_pass_accesses,
+    .work = planted_pass_work,
 };
 
 }  // namespace hetermoe

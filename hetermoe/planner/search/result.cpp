@@ -65,6 +65,36 @@ void confirm(Evaluator& evaluator, const std::vector<i64>& chosen) {
   for (const i64 i : chosen) visits -= evaluator.simulate_all_windows(i, visits);
 }
 
+/// "10 x 6, 4 x 6": each number and how often it comes in a row.
+std::string runs_of(const std::vector<i64>& numbers) {
+  std::string text;
+  for (std::size_t begin = 0, end; begin < numbers.size(); begin = end) {
+    end = begin + 1;
+    while (end < numbers.size() && numbers[end] == numbers[begin]) ++end;
+    text += fmt::format("{}{}", text.empty() ? "" : ", ", numbers[begin]);
+    if (end > begin + 1) text += fmt::format(" x {}", end - begin);
+  }
+  return text;
+}
+
+/// Of the first group: sequences of the first microbatch and experts of the first layer that has some, by
+/// device.
+std::pair<std::string, std::string> shares_text(const Group& group) {
+  std::vector<i64> sequences, experts;
+  const auto with_experts = std::find_if(group.layers.begin(), group.layers.end(),
+                                         [](const LayerPlacement& layer) { return !layer.experts.empty(); });
+  for (const DeviceId device : group.devices) {
+    sequences.push_back(group.layers.empty() ? 0
+                                             : sequences_of(share_row(group.layers[0].attention, 0), device));
+    experts.push_back(0);
+    if (with_experts == group.layers.end()) continue;
+    for (const auto& owners : with_experts->experts)
+      experts.back() += std::any_of(owners.begin(), owners.end(),
+                                    [&](const ExpertOwner& owner) { return owner.device == device; });
+  }
+  return {"sequences " + runs_of(sequences), "experts " + runs_of(experts)};
+}
+
 /// What plans of one name may differ in, one after another.
 std::vector<std::string> details(const Plan& plan) {
   std::string microbatches, devices;
@@ -74,6 +104,7 @@ std::vector<std::string> details(const Plan& plan) {
     if (!microbatches.ends_with(count)) microbatches += (microbatches.empty() ? "" : "+") + count;
     if (!devices.ends_with(size)) devices += (devices.empty() ? "" : "+") + size;
   }
+  const auto shares = shares_text(plan.groups[0]);
   return {microbatches + (microbatches == "1" ? " microbatch" : " microbatches"),
           plan.window == 0 ? "all in flight" : fmt::format("{} in flight", plan.window),
           fmt::format("recompute {}", recompute_text(plan)),
@@ -81,7 +112,9 @@ std::vector<std::string> details(const Plan& plan) {
           shards_weights(plan)   ? "weights sharded"
           : plan.shard_optimizer ? "optimizer sharded"
                                  : "optimizer whole",
-          devices + " devices a group"};
+          devices + " devices a group",
+          shares.first,
+          shares.second};
 }
 
 /// Plans that differ have different names.
@@ -127,11 +160,12 @@ std::vector<Candidate> reported_candidates(const PlanRequest& request, Evaluator
     if (out.empty()) candidate.path = critical_path(request, candidate.plan, candidate.timeline);
     candidate.limited_by = out.empty() ? in_words(candidate.path) : busiest_type(candidate);
     if (i == named_plans.ep) candidate.name += ", equal shares";
-    // Large plans that lose are not kept whole: each of them takes as much memory as the search.
-    if (!out.empty() && num_entries(candidate.plan) > kMostOwnersKept) drop_layers(candidate.plan);
     out.push_back(std::move(candidate));
   }
   tell_apart(out);
+  // Large plans that lose are not kept whole: each of them takes as much memory as the search.
+  for (std::size_t i = 1; i < out.size(); ++i)
+    if (num_entries(out[i].plan) > kMostOwnersKept) drop_layers(out[i].plan);
   std::map<std::string, std::string> unfit = named_plans.unfit;
   for (const auto& [name, index] : {std::pair("ep", named_plans.ep), {"single", named_plans.single}}) {
     if (index >= 0 && evaluator.at(index).overfull) unfit[name] = evaluator.overfill_of(index);
