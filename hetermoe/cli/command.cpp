@@ -388,7 +388,12 @@ int code_of_end(const std::vector<StrategyRun>& runs, i64 steps, const std::stri
   return 0;
 }
 
-void print_json(const Json& json) { std::cout << json.dump(2) << "\n"; }
+void print_json(const Json& json) {
+  // Nobody reads so much, and most of it would be blanks.
+  constexpr std::size_t kMostReadable = 1 << 20;
+  const std::string text = json.dump();
+  std::cout << (text.size() > kMostReadable ? text : json.dump(2)) << "\n";
+}
 
 const char* build_type() { return HM_BUILD_TYPE; }
 
