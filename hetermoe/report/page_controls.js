@@ -45,7 +45,7 @@ function gapTip(hit) {
   const side = strategy.sides[hit.row.side], [start, end] = hit.gap;
   return [
     tipTitle(`idle for ${timeText(end - start)}`, theme.hatch),
-    element('p', '', `${percent((end - start) / side.step, 2)} of the ${sideName(hit.row.side)} step, ${strategy.devices[hit.row.device].name}`),
+    element('p', '', `${percent((end - start) / side.end, 2)} of the ${sideName(hit.row.side)} step, ${strategy.devices[hit.row.device].name}`),
     element('p', '', `from ${timeText(start, 5)} to ${timeText(end, 5)}`),
     element('p', '', hit.op === undefined ? 'then: the end of the step' : `then: ${opTitle(side.ops[hit.op])}`),
   ];

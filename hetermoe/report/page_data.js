@@ -23,9 +23,10 @@ function queueRank(lane) {
 
 // lanes[device] = Map(queue -> {start[], end[], op[], first, last, busy}); at[op * devices + device] = [start, end]
 function readSide(raw, ops, devices) {
-  const side = {source: raw.source, step: raw.step * 1e9, uses: raw.uses, longestWait: raw.longest_wait, criticalPath: raw.critical_path, overlap: raw.overlap, ops, lanes: devices.map(() => new Map()), at: new Map()};
+  const side = {source: raw.source, step: raw.step * 1e9, end: raw.step * 1e9, uses: raw.uses, longestWait: raw.longest_wait, criticalPath: raw.critical_path, overlap: raw.overlap, ops, lanes: devices.map(() => new Map()), at: new Map()};
   for (let i = 0; i < raw.spans.length; i += 4) {
     const [op, device, start, length] = raw.spans.slice(i, i + 4);
+    side.end = Math.max(side.end, start + length);
     const queue = data.queues[ops[op][4]];
     const lanes = side.lanes[device];
     if (!lanes.has(queue)) lanes.set(queue, {start: [], end: [], op: []});
@@ -35,12 +36,13 @@ function readSide(raw, ops, devices) {
   }
   // A device that computes nothing has a lane all the same: it is idle.
   for (const lanes of side.lanes) if (!lanes.has('compute')) lanes.set('compute', {start: [], end: [], op: []});
-  for (const lanes of side.lanes) for (const lane of lanes.values()) finishLane(lane, side.step);
+  for (const lanes of side.lanes) for (const lane of lanes.values()) finishLane(lane, side.end);
   return side;
 }
 
 // All that is no busy time from 0 to the end of the step is a gap: before the first span and after the last one, too.
-function finishLane(lane, step) {
+// Where steps overlap, one step is drawn alone, and its end comes after the next step has begun.
+function finishLane(lane, end) {
   lane.last = 0; lane.busy = 0;
   lane.gaps = [];  // [start, end, index of the span that ends it; as many as there are spans = none does]
   for (let i = 0; i < lane.start.length; ++i) {
@@ -48,14 +50,7 @@ function finishLane(lane, step) {
     lane.busy += Math.max(0, lane.end[i] - Math.max(lane.start[i], lane.last));
     lane.last = Math.max(lane.last, lane.end[i]);
   }
-  if (step > lane.last) lane.gaps.push([lane.last, step, lane.start.length]);
-}
-
-// Where steps overlap, the end of the last span comes after the next step has begun.
-function lastOf(side) {
-  let last = side.step;
-  for (const lanes of side.lanes) for (const lane of lanes.values()) last = Math.max(last, lane.last);
-  return last;
+  if (end > lane.last) lane.gaps.push([lane.last, end, lane.start.length]);
 }
 
 function readStrategy(raw) {
@@ -66,7 +61,7 @@ function readStrategy(raw) {
   }
   strategy.names = SIDES.filter(name => strategy.sides[name]);
   strategy.joined = Boolean(raw.simulated && raw.executed && !raw.executed.ops);
-  strategy.end = Math.max(...strategy.names.map(name => lastOf(strategy.sides[name])), 1);
+  strategy.end = Math.max(...strategy.names.map(name => strategy.sides[name].end), 1);
   strategy.typical = typicalDurations(strategy);
   strategy.queues = [...new Set(strategy.names.flatMap(name => strategy.sides[name].lanes.flatMap(l => [...l.keys()])))]
     .sort((a, b) => queueRank(a) - queueRank(b));

@@ -130,13 +130,13 @@ function drawRowText(row, hatch) {
 
 // Computing, then bubbles (hatched), then what lies before the first and after the last span.
 function drawBusy(lane, hatch) {
-  const share = lane.lane ? lane.lane.busy / strategy.sides[lane.side].step : 0;
+  const share = lane.lane ? lane.lane.busy / strategy.sides[lane.side].end : 0;
   const x = plotRight() + 10, y = lane.y + lane.height / 2 - 4;
   pen.fillStyle = theme.lane; pen.fillRect(x, y, 52, 8);
   pen.fillStyle = theme.compute; pen.globalAlpha = lane.side === 'executed' ? 1 : 0.55;
   pen.fillRect(x, y, 52 * Math.min(1, share), 8);
   pen.globalAlpha = 1;
-  const idle = lane.lane ? lane.lane.gaps.reduce((sum, gap) => sum + gap[1] - gap[0], 0) / strategy.sides[lane.side].step : 0;
+  const idle = lane.lane ? lane.lane.gaps.reduce((sum, gap) => sum + gap[1] - gap[0], 0) / strategy.sides[lane.side].end : 0;
   pen.fillStyle = hatch; pen.fillRect(x + 52 * share, y, 52 * idle, 8);
   write(percent(share, 0), state.width - 52, y + 4, {align: 'right', size: 12, bold: lane.side === 'executed'});
   write(percent(idle, 0), state.width - 12, y + 4, {align: 'right', size: 12, color: theme.soft});
@@ -223,7 +223,7 @@ function drawSpanText(op, device, ink, x0, x1, y) {
 }
 
 function drawGaps(row, hatch) {
-  const step = strategy.sides[row.side].step;
+  const all = strategy.sides[row.side].end;
   for (const [start, end] of row.lane.gaps) {
     if (end < state.from || start > state.to) continue;
     const x0 = Math.max(xOf(start), plotLeft()), x1 = Math.min(xOf(end), plotRight());
@@ -231,7 +231,7 @@ function drawGaps(row, hatch) {
     pen.fillStyle = hatch;
     pen.fillRect(x0, row.y, x1 - x0, row.height);
     pen.font = `10.5px ${FONT}`;
-    const texts = [percent((end - start) / step), percent((end - start) / step, 0)];
+    const texts = [percent((end - start) / all), percent((end - start) / all, 0)];
     const text = texts.find(t => pen.measureText(t).width + 2 <= x1 - x0);
     if (!text || text === '0 %') continue;
     const width = pen.measureText(text).width;

@@ -44,6 +44,15 @@ test('a side has a lane per device and queue, sorted by time', () => {
   assert.deepEqual([side.longestWait, side.criticalPath], ['Longest wait: ...', 'Critical path: ...']);
 });
 
+test('where steps overlap, shares are of one step alone', () => {
+  const page = load(), raw = pageData().strategies[0];
+  raw.simulated.step = 60e-9;
+  const side = page.readSide(raw.simulated, raw.simulated.ops, raw.devices);
+  assert.deepEqual([side.step, side.end], [60, 80]);
+  const {busy, gaps} = side.lanes[0].get('compute');
+  assert.equal(busy + gaps.reduce((sum, gap) => sum + gap[1] - gap[0], 0), side.end);
+});
+
 test('a finished lane knows its busy time and its gaps', () => {
   const lane = {start: [5, 10, 40], end: [20, 15, 50], op: [0, 1, 2]};
   load().finishLane(lane, 60);
