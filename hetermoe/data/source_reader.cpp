@@ -202,15 +202,19 @@ void SourceReader::add_document(std::string text) {
 }
 
 void SourceReader::encode_pending() {
+  // Little text needs no line. One large file becomes tokens at one go, so the line comes before.
+  if (encoded_bytes_ + pending_bytes_ >= kMostPending && !progress_) {
+    progress_.emplace("text made tokens, MiB", 0);
+    progress_->update(encoded_bytes_ >> 20,
+                      fmt::format("of {} read", (encoded_bytes_ + pending_bytes_) >> 20));
+  }
   for (const std::vector<i64>& tokens : encode_each(*tokenizer_, std::exchange(pending_, {}))) {
     const i64 begin = text_.size();
     for (const i64 token : tokens) text_.add(token);
     end_document(begin);
   }
   encoded_bytes_ += std::exchange(pending_bytes_, 0);
-  if (encoded_bytes_ < kMostPending) return;  // little text needs no line
-  if (!progress_) progress_.emplace("text made tokens, MiB", 0);
-  progress_->update(encoded_bytes_ >> 20);
+  if (progress_) progress_->update(encoded_bytes_ >> 20);
 }
 
 /// A text of blanks alone may be no token.
