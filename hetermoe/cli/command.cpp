@@ -291,6 +291,11 @@ Overrides overrides_of(const Flags& flags) {
   return overrides;
 }
 
+bool gives(const Overrides& overrides, const std::string& key) {
+  return std::any_of(overrides.begin(), overrides.end(),
+                     [&](const auto& given) { return given.first == key; });
+}
+
 GivenJob parse_train(const std::vector<std::string>& words) {
   CLI::App app("train a model", "train");
   Flags flags(app);

@@ -35,6 +35,8 @@ using Overrides = std::vector<std::pair<std::string, std::string>>;
 void allow_overrides(Flags& flags);
 /// The overrides that were given, in the order of the job's keys.
 Overrides overrides_of(const Flags& flags);
+/// Whether the key of a job was given as a flag.
+bool gives(const Overrides& overrides, const std::string& key);
 
 /// A job as the words of a command line name it.
 struct GivenJob {

@@ -238,9 +238,7 @@ int compare(const CompareArguments& options, const Overrides& overrides) {
       options.strategies.empty() ? usual_strategies(load_model(job.model)) : options.strategies;
   const std::string chosen = set_gpu_defaults(job, strategies, Processes());
   if (!chosen.empty()) std::cerr << chosen << std::endl;
-  const bool given =
-      std::any_of(overrides.begin(), overrides.end(), [](const auto& o) { return o.first == "output"; });
-  if (!given && holds_training(job.output)) {
+  if (!gives(overrides, "output") && holds_training(job.output)) {
     std::cerr << fmt::format("{0} holds the results of a training: writes to {0}-compare", job.output)
               << std::endl;
     job.output += "-compare";

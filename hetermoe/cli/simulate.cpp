@@ -287,8 +287,7 @@ int say_whether_it_fits(const Simulated& result, const Cluster& cluster, bool js
 }
 
 int simulate(const SimulateArguments& options, Overrides overrides) {
-  const bool writes =
-      std::any_of(overrides.begin(), overrides.end(), [](const auto& o) { return o.first == "output"; });
+  const bool writes = gives(overrides, "output");
   if (!options.plan.empty()) overrides.emplace_back("plan.file", options.plan);
   const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
   if (writes) {

@@ -13,6 +13,7 @@
 #include "hetermoe/train/checkpoint/resume.h"
 #include "hetermoe/train/growth/grow_run.h"
 #include "hetermoe/train/growth/growth_scores.h"
+#include "hetermoe/train/job/lora.h"
 #include "hetermoe/weights/upcycle.h"
 
 namespace hetermoe {
@@ -181,8 +182,8 @@ std::vector<std::string> notes_of_sleep(const Growth& growth, const Json& job) {
 /// The command by which a run goes on with `job`. One that had reached its end needs more steps.
 std::string goes_on_text(const FoundCheckpoint& from, const std::string& job) {
   const i64 steps = from.info.job.value(Json::json_pointer("/train/steps"), i64{0}), done = from.info.step;
-  const std::string more = done < steps ? "" : fmt::format(" --train.steps {}", 2 * std::max<i64>(done, 1));
-  return fmt::format("it goes on by: {} train {}{}", program(), job, more);
+  return fmt::format("it goes on by: {} train {}{}", program(), job,
+                     done < steps ? "" : fmt::format(" --train.steps {}", 2 * done));
 }
 
 int grow_run(const UpcycleArguments& options, const GrowthSource& source) {
@@ -200,12 +201,11 @@ int grow_run(const UpcycleArguments& options, const GrowthSource& source) {
                       "Face folder of it (convert), and that one sparse",
                       from.path.string());
   }
-  if (from.info.job.value(Json::json_pointer("/train/lora/rank"), i64{0}) > 0)
-    fail<ConfigError>(
-        "from",
-        "{} is a checkpoint with adapters (train.lora), which do not grow: merge them into a folder "
-        "first, by training with train.save_hf, and grow that one",
-        from.path.string());
+  if (adapter_rank(from.info.job) > 0)
+    fail<ConfigError>("from",
+                      "{} is a checkpoint with adapters (train.lora), which do not grow: merge them into "
+                      "a folder first, by training with train.save_hf, and grow that one",
+                      from.path.string());
   check_grown_output(options.to);
   const Growth growth = growth_of(options, source);
   GrownRun done = write_grown_run(from, growth, folder_path(options.to));

@@ -18,9 +18,11 @@ using TakeLost = std::function<bool(const LostProcess&)>;
 
 /// The processes of one run: this one alone, or those that a launcher started (mpirun, srun, torchrun).
 ///
-/// Threads: rank(), num_ranks(), local_rank(), alone() and on_lost() and abort() may be called by any thread.
+/// Threads: rank(), num_ranks(), local_rank(), alone(), on_lost() and abort() may be called by any thread.
 /// gather() is called by one thread at a time, in the same order by all processes; exchanges of a transport
-/// may go on beside it. Lifetime: one object for each process, made before every transport and destroyed
+/// may go on beside it.
+///
+/// Lifetime: one object for each process, made before every transport and destroyed
 /// after the last of them.
 class Processes {
  public:

@@ -96,10 +96,11 @@ std::string recompute_text(const Plan& plan) {
   for (const Group& group : plan.groups)
     for (const Recompute recompute : of_layers(group)) used.insert(recompute);
   if (used.size() == 1) return name_of(*used.begin());
+  const std::vector<Recompute> of_first = of_layers(plan.groups[0]);
   std::string text = name_of(plan.recompute);
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {
     const std::vector<Recompute> layers = of_layers(plan.groups[g]);
-    if (g > 0 && layers == of_layers(plan.groups[0])) continue;  // the reader knows them
+    if (g > 0 && layers == of_first) continue;  // the reader knows them
     for (std::size_t begin = 0, end; begin < layers.size(); begin = end) {
       end = begin + 1;
       while (end < layers.size() && layers[end] == layers[begin]) ++end;

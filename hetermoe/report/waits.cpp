@@ -141,12 +141,12 @@ std::vector<GroupUse> group_use(const Timeline& timeline) {
   const std::vector<DeviceGroup> groups = device_groups(timeline);
   const std::vector<std::size_t> group_of = groups_of_devices(timeline, groups);
   const GapReader reader(timeline, group_of);
+  const Seconds end = end_of_step(timeline);
   std::vector<GroupUse> uses;
   for (const DeviceGroup& group : groups) {
     GroupUse use;
     use.group = group;
     for (const DeviceId device : group.devices) reader.read(device, use);
-    const Seconds end = end_of_step(timeline);
     if (end > 0) divide(use, end * static_cast<double>(group.devices.size()));
     uses.push_back(std::move(use));
   }

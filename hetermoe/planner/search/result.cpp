@@ -81,16 +81,16 @@ std::string runs_of(const std::vector<i64>& numbers) {
 /// device.
 std::pair<std::string, std::string> shares_text(const Group& group) {
   std::vector<i64> sequences, experts;
+  std::map<DeviceId, i64> owned;
   const auto with_experts = std::find_if(group.layers.begin(), group.layers.end(),
                                          [](const LayerPlacement& layer) { return !layer.experts.empty(); });
-  for (const DeviceId device : group.devices) {
-    sequences.push_back(group.layers.empty() ? 0
-                                             : sequences_of(share_row(group.layers[0].attention, 0), device));
-    experts.push_back(0);
-    if (with_experts == group.layers.end()) continue;
+  if (with_experts != group.layers.end()) {
     for (const auto& owners : with_experts->experts)
-      experts.back() += std::any_of(owners.begin(), owners.end(),
-                                    [&](const ExpertOwner& owner) { return owner.device == device; });
+      for (const ExpertOwner& owner : owners) ++owned[owner.device];
+  }
+  for (const DeviceId device : group.devices) {
+    sequences.push_back(sequences_of(share_row(group.layers[0].attention, 0), device));
+    experts.push_back(owned[device]);
   }
   return {"sequences " + runs_of(sequences), "experts " + runs_of(experts)};
 }
@@ -119,6 +119,11 @@ std::vector<std::string> details(const Plan& plan) {
 
 /// Plans that differ have different names.
 void tell_apart(std::vector<Candidate>& candidates) {
+  std::vector<std::vector<std::string>> of_candidate(candidates.size());  // made for names that clash alone
+  const auto details_of = [&](std::size_t i) -> const std::vector<std::string>& {
+    if (of_candidate[i].empty()) of_candidate[i] = details(candidates[i].plan);
+    return of_candidate[i];
+  };
   for (std::size_t detail = 0;; ++detail) {
     std::map<std::string, std::vector<std::size_t>> of_name;
     for (std::size_t i = 0; i < candidates.size(); ++i) of_name[candidates[i].name].push_back(i);
@@ -126,12 +131,12 @@ void tell_apart(std::vector<Candidate>& candidates) {
     for (const auto& [name, alike] : of_name) {
       std::set<std::string> words;
       for (std::size_t n = 0; n < alike.size(); ++n) {
-        const std::vector<std::string> all = details(candidates[alike[n]].plan);
+        const std::vector<std::string>& all = details_of(alike[n]);
         words.insert(detail < all.size() ? all[detail] : std::to_string(n));
       }
       if (words.size() < 2) continue;
       for (std::size_t n = 0; n < alike.size(); ++n) {
-        const std::vector<std::string> all = details(candidates[alike[n]].plan);
+        const std::vector<std::string>& all = details_of(alike[n]);
         if (detail < all.size())
           candidates[alike[n]].name += ", " + all[detail];
         else if (n > 0)

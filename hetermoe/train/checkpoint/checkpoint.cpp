@@ -357,9 +357,7 @@ void load_checkpoint(const FoundCheckpoint& checkpoint, const ModelConfig& model
     }
   }
   const Archive archive(checkpoint.path, info.at("files"));
-  const Json job = info.value("job", Json());
-  const i64 rank = job.is_object() ? job.value(Json::json_pointer("/train/lora/rank"), i64{0}) : 0;
-  check_adapters(archive, states, rank);
+  check_adapters(archive, states, adapter_rank(checkpoint.info.job));
   for (DeviceState* state : states) {
     for (const LogicalTensor& tensor : state->store().tensors()) {
       load_tensor(archive, tensor);

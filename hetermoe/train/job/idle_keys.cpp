@@ -1,5 +1,6 @@
 #include <fmt/ranges.h>
 
+#include "hetermoe/balance/balancers.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/train/job/usual_choices.h"
 
@@ -16,10 +17,15 @@ struct KeysOfFeature {
   const char* needs;  ///< what would give them an effect
 };
 
-bool balancer_is(const Job& job, std::initializer_list<const char*> names) {
-  const std::string& name = job.balancer.name;
-  return std::any_of(names.begin(), names.end(),
-                     [&](const char* part) { return name.find(part) != std::string::npos; });
+/// By the row of the balancer, with all its parts.
+BalancerChoice chosen(const Job& job) {
+  return job.balancer.on() ? balancer_choice(job.balancer.name, kAllParts) : BalancerChoice();
+}
+
+bool is_by_name(const Job& job, std::initializer_list<const char*> names) {
+  const Balancer* row = chosen(job).balancer;
+  return row != nullptr &&
+         std::any_of(names.begin(), names.end(), [&](const char* name) { return row->name == name; });
 }
 
 const std::vector<KeysOfFeature>& features() {
@@ -51,29 +57,23 @@ const std::vector<KeysOfFeature>& features() {
        "clock.kind paced"},
       {{"balancer."}, [](const Job& job) { return job.balancer.on(); }, "balancer.name"},
       {{"balancer.horizon"}, [](const Job& job) { return job.balancer.guard; }, "balancer.guard true"},
-      {{"balancer.topology"},
-       [](const Job& job) { return balancer_is(job, {"lplb"}); },
-       "balancer.name lplb"},
+      {{"balancer.topology"}, [](const Job& job) { return is_by_name(job, {"lplb"}); }, "balancer.name lplb"},
       {{"balancer.replicas"},
        [](const Job& job) {
-         return balancer_is(job, {"eplb", "lplb"});
+         return is_by_name(job, {"eplb", "lplb"});
        },
        "balancer.name eplb or lplb"},
       {{"balancer.guests", "balancer.guest_depth", "balancer.guest_cost"},
-       [](const Job& job) {
-         return balancer_is(job, {"relibra", "guests"});
-       },
+       [](const Job& job) { return chosen(job).split == CopySplit::kGuests; },
        "balancer.name relibra or NAME+guests"},
       {{"balancer.parts"},
-       [](const Job& job) { return balancer_is(job, {"relibra"}); },
+       [](const Job& job) { return chosen(job).balancer != nullptr && chosen(job).balancer->has_parts; },
        "balancer.name relibra"},
       {{"balancer.groups"},
-       [](const Job& job) {
-         return balancer_is(job, {"relibra", "locality"});
-       },
+       [](const Job& job) { return chosen(job).order != SequenceOrder::kAsTheyCome; },
        "balancer.name relibra or locality"},
       {{"balancer.load_cap"},
-       [](const Job& job) { return balancer_is(job, {"locality"}); },
+       [](const Job& job) { return chosen(job).balancer != nullptr && chosen(job).balancer->by_use; },
        "balancer.name locality"}};
   return all;
 }

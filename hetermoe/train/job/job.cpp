@@ -45,9 +45,10 @@ const FieldDoc& find_option(const std::string& flag) {
                     near.empty() ? "" : fmt::format(" Did you mean \"--{}\"?", near), program());
 }
 
-/// A value as typed: text needs no quotes, a list is [a, b] or a,b.
-Json option_value(const FieldDoc& option, const std::string& text) {
-  const std::string where = "--" + option.name;
+/// A value as typed: text needs no quotes, a list is [a, b] or a,b. begin: of the place in errors, "--" for
+/// flags.
+Json option_value(const FieldDoc& option, const std::string& text, const std::string& begin) {
+  const std::string where = begin + option.name;
   if (option.type == "text") return text;
   if (option.type == "name") return text == "null" ? Json(nullptr) : Json(text);
   if (!option.type.starts_with("list of ")) return parse_yaml(text, where);
@@ -55,7 +56,7 @@ Json option_value(const FieldDoc& option, const std::string& text) {
   FieldDoc item = option;
   item.type = option.type.substr(std::string("list of ").size());
   Json list = Json::array();
-  for (const std::string& part : cut_at_commas(text)) list.push_back(option_value(item, part));
+  for (const std::string& part : cut_at_commas(text)) list.push_back(option_value(item, part, begin));
   return list;
 }
 
@@ -63,18 +64,18 @@ Json overrides_json(const std::vector<Override>& overrides) {
   Json json = Json::object();
   for (const auto& [flag, text] : overrides) {
     const FieldDoc& option = find_option(flag);
-    json[pointer_of(option)] = option_value(option, text);
+    json[pointer_of(option)] = option_value(option, text, "--");
   }
   return json;
 }
 
 /// A list in a file may stand as flags have it: "all" or "a,b" in place of [all] or [a, b].
-void spread_lists(Json& file) {
+void spread_lists(Json& file, const std::string& where) {
   for (const FieldDoc& option : job_fields()) {
     if (!option.type.starts_with("list of ")) continue;
     const Json::json_pointer at = pointer_of(option);
     if (file.contains(at) && file[at].is_string())
-      file[at] = option_value(option, file[at].get<std::string>());
+      file[at] = option_value(option, file[at].get<std::string>(), where);
   }
 }
 
@@ -99,7 +100,7 @@ Job make_job(Json file, const std::string& where, const std::vector<Override>& o
   Job job;
   if (file.contains("plan")) drop_retired_keys(file["plan"], where + "plan.");
   const Json flags = overrides_json(overrides);
-  spread_lists(file);
+  spread_lists(file, where);
   read_fields(file, job, where);
   read_fields(flags, job, "--");
   settle_usual(file, flags, job);

@@ -92,6 +92,10 @@ std::shared_ptr<const Lora> lora_of(const TrainOptions& train, const ModelConfig
       make_lora(model, train.lora.rank, train.lora.alpha, std::move(targets)));
 }
 
+i64 adapter_rank(const Json& job) {
+  return job.is_object() ? job.value(Json::json_pointer("/train/lora/rank"), i64{0}) : 0;
+}
+
 void check_adapter_is_there(const std::string& name, bool is_there) {
   if (is_there || !is_adapter(name)) return;
   fail<ConfigError>(

@@ -18,6 +18,9 @@ std::shared_ptr<const Lora> lora_of(const TrainOptions& train, const ModelConfig
 /// Throws ConfigError where the plan divides weights, or has optimizer states on hosts without their weights.
 void check_lora_plan(const Job& job, const Plan& plan, const ModelConfig& model);
 
+/// train.lora.rank in a job as it was written, 0 = no adapters, or the job does not say.
+i64 adapter_rank(const Json& job);
+
 /// Throws ConfigError for a tensor that is an adapter and not in a checkpoint.
 void check_adapter_is_there(const std::string& name, bool is_there);
 

@@ -62,7 +62,6 @@ struct PredictedStep {
   Timeline timeline;
   Seconds step = 0;
   std::vector<MemoryPeak> memory;  ///< [place] in the dtypes that the run computes in
-  std::string overfilled;  ///< overfilled_device() of the cluster as it is priced; empty = all have room
 };
 
 /// Functions that a run calls while it goes on. Each may be empty.

@@ -47,13 +47,13 @@ std::string sums_note(const Plan& plan) {
 }
 
 /// That the devices which this run emulates could not hold its plan; empty = they could.
-std::string room_note(const Job& job, const Cluster& cluster, const PredictedStep& predicted) {
-  if (job.run.device != "cpu" || predicted.overfilled.empty()) return "";
+std::string room_note(const Job& job, const Cluster& cluster, const Trainer& trainer) {
+  const std::string overfilled = job.run.device == "cpu" ? trainer.overfilled() : "";
+  if (overfilled.empty()) return "";
   return fmt::format(
       "the plan does not fit cluster {}: {}. This run goes on, because its devices are emulated; `{} plan` "
-      "finds "
-      "a plan that fits, or says what would",
-      cluster.name, predicted.overfilled, program());
+      "finds a plan that fits, or says what would",
+      cluster.name, overfilled, program());
 }
 
 /// The runs of a job, one for each strategy, and the files that they write while they go on.
@@ -130,7 +130,7 @@ class JobRuns {
     run.predicted = trainer.predict();
     if (!options_.execute) return;
     for (const std::string& note :
-         {rows_note(run.plan), sums_note(run.plan), room_note(jobs_[i], cluster_, run.predicted)})
+         {rows_note(run.plan), sums_note(run.plan), room_note(jobs_[i], cluster_, trainer)})
       if (options_.hooks.on_note && !note.empty()) options_.hooks.on_note(note);
     if (options_.end_after > 0) trainer.end_after(options_.end_after);
     if (!options_.mark.empty()) trainer.mark_first(options_.mark);

@@ -41,15 +41,21 @@ Trainer::Trainer(const Job& job, ModelConfig model, Cluster cluster, Plan plan, 
 
 PredictedStep Trainer::predict() const {
   const Session& session = *run_.session;
-  const ExpectedRouting routing(run_.model);
-  SimulatedStep step = simulate_step(session.schedule(), run_.priced->placement, session.placement(),
-                                     run_.model, run_.cluster, *run_.priced->truth, routing);
-  std::vector<Bytes> priced;
-  for (const MemoryPeak& peak :
-       peak_memory(session.schedule(), step.times, run_.priced->placement, run_.model, run_.cluster, routing))
-    priced.push_back(peak.use.total());
+  SimulatedStep step =
+      simulate_step(session.schedule(), run_.priced->placement, session.placement(), run_.model, run_.cluster,
+                    *run_.priced->truth, ExpectedRouting(run_.model));
   return {make_timeline(session.schedule(), step.times, plan(), run_.cluster, "simulated"), step.times.step,
-          std::move(step.memory), overfilled_device(priced, run_.cluster)};
+          std::move(step.memory)};
+}
+
+std::string Trainer::overfilled() const {
+  const Placement& priced = run_.priced->placement;
+  std::vector<Bytes> memory;
+  for (const MemoryPeak& peak : simulate_step(run_.session->schedule(), priced, priced, run_.model,
+                                              run_.cluster, *run_.priced->truth, ExpectedRouting(run_.model))
+                                    .memory)
+    memory.push_back(peak.use.total());
+  return overfilled_device(memory, run_.cluster);
 }
 
 TrainOutcome Trainer::run(const RunHooks& hooks, i64 timed_steps) {

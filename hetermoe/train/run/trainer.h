@@ -28,6 +28,8 @@ class Trainer {
 
   /// Prediction for the current plan.
   PredictedStep predict() const;
+  /// overfilled_device() of the plan in force, in the dtypes of the emulated devices; empty = all have room.
+  std::string overfilled() const;
   /// Trains job.train.steps steps, then `timed_steps` more under the paced clock when asked.
   TrainOutcome run(const RunHooks& hooks, i64 timed_steps = 0);
   TrainOutcome run(std::function<void(const StepRecord&)> on_step = {}, i64 timed_steps = 0) {
