@@ -18,15 +18,25 @@ std::vector<LayerOwners> place_lplb(const BalanceInput& input);
 std::vector<LayerOwners> place_relibra(const BalanceInput& input);
 std::vector<LayerOwners> place_locality(const BalanceInput& input);
 
+/// A row whose owners are the same in every step.
+static Balancer without_loads(const char* name, const char* summary,
+                              std::vector<LayerOwners> (*place)(const BalanceInput&)) {
+  Balancer row{name, summary, place};
+  row.by_load = false;
+  return row;
+}
+
 const std::vector<Balancer>& balancers() {
   static const std::vector<Balancer> all = {
-      {"even", "equally many experts on every device", place_even},
-      {"proportional", "numbers of experts in proportion to speed", place_proportional},
-      {"asym_ea", "as proportional, then some experts of some layers move to attention devices",
-       place_asym_ea},
-      {"level_by_part", "earliest finish within memory, equal devices own equally many in every layer",
-       place_level_by_part},
-      {"level_by_device", "earliest finish within memory, every device by itself", place_level_by_device},
+      without_loads("even", "equally many experts on every device", place_even),
+      without_loads("proportional", "numbers of experts in proportion to speed", place_proportional),
+      without_loads("asym_ea", "as proportional, then some experts of some layers move to attention devices",
+                    place_asym_ea),
+      without_loads("level_by_part",
+                    "earliest finish within memory, equal devices own equally many in every layer",
+                    place_level_by_part),
+      without_loads("level_by_device", "earliest finish within memory, every device by itself",
+                    place_level_by_device),
       {"lpt", "the heaviest expert first, to the device that finishes it earliest", place_lpt},
       {"eplb",
        "further copies of busy experts, then as lpt with equally many, or as many as fit the speed, on each "

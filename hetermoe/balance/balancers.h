@@ -64,6 +64,7 @@ struct Balancer {
   SequenceOrder order = SequenceOrder::kAsTheyCome;
   bool by_use = false;     ///< `place` goes by BalanceInput::usage
   bool has_parts = false;  ///< see kAllParts
+  bool by_load = true;     ///< `place` reads loads; else it chooses the same owners in every step
 };
 
 /// The table: a new balancer is one file and one row.

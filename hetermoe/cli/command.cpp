@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstring>
 #include <iostream>
+#include <set>
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/suggest.h"
@@ -99,13 +100,15 @@ std::vector<std::string> command_names(const CLI::App& app) {
   fail<ConfigError>(full_name(app), "{}", message);
 }
 
-/// A value after a true-or-false option belongs to it: "--x false" is "--x=false".
+/// A value after a true-or-false option belongs to it: "--x false" is "--x=false". Words that mean a truth
+/// value elsewhere are joined as well, so that they are refused together with their option.
 std::vector<std::string> join_truth_values(const std::vector<std::string>& words) {
+  static const std::set<std::string> truths = {"true", "false", "yes", "no", "on", "off"};
   std::vector<std::string> joined;
   for (const std::string& word : words) {
     const bool follows_option =
         !joined.empty() && joined.back().starts_with("--") && joined.back().find('=') == std::string::npos;
-    if (follows_option && (word == "true" || word == "false"))
+    if (follows_option && truths.contains(word))
       joined.back() += "=" + word;
     else
       joined.push_back(word);

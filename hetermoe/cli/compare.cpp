@@ -68,12 +68,26 @@ std::string note_of(const CompareRow& row) {
   return fmt::format("{}", fmt::join(notes, "; "));
 }
 
-void print_rows(const std::vector<CompareRow>& rows) {
+/// What the two busy columns are of, and what they are called: without two types there is no newer one.
+struct BusyNames {
+  const char *first, *second, *key;
+};
+BusyNames busy_names(const Cluster& cluster) {
+  const auto same_type = [&](const Device& device) { return device.type == cluster.devices[0].type; };
+  if (std::all_of(cluster.devices.begin(), cluster.devices.end(), same_type))
+    return {"first half", "second half",
+            "first half, second half: share of the step in which these devices compute"};
+  return {"newer busy", "older busy",
+          "newer busy, older busy: share of the step in which newer and older devices compute"};
+}
+
+void print_rows(const std::vector<CompareRow>& rows, const Cluster& cluster) {
+  const BusyNames busy = busy_names(cluster);
   const bool priced = std::any_of(
       rows.begin(), rows.end(), [](const CompareRow& row) { return row.cost.tokens_per_unit().has_value(); });
   std::vector<std::string> header = {
-      "seq",        "sequences", "strategy",     "tokens/s", rows[0].strategy + " = 1", "step", "newer busy",
-      "older busy", "moved",     "microbatches", "chunks",   "fullest device"};
+      "seq",       "sequences", "strategy",     "tokens/s", rows[0].strategy + " = 1", "step", busy.first,
+      busy.second, "moved",     "microbatches", "chunks",   "fullest device"};
   if (priced) header.push_back("tokens/money");
   const std::size_t figures = header.size();
   header.push_back("note");
@@ -104,12 +118,10 @@ void print_rows(const std::vector<CompareRow>& rows) {
             << fmt::format(
                    "all figures simulated; sequences: of a step; {} = 1: speed over that of the first row of "
                    "the same "
-                   "length, above 1 is faster; newer busy, older busy: share of the step in which newer and "
-                   "older devices "
-                   "compute; moved: experts that each older device gives up, per layer (one number: in "
-                   "each); chunks: "
-                   "parts in which a layer's rows travel; fullest device: its peak memory{}\n",
-                   rows[0].strategy,
+                   "length, above 1 is faster; {}; moved: experts that each older device gives up, per layer "
+                   "(one number: in each); chunks: parts in which a layer's rows travel; fullest device: its "
+                   "peak memory{}\n",
+                   rows[0].strategy, busy.key,
                    priced ? "; tokens/money: for one unit of price_per_hour, by the devices that are used"
                           : "");
 }
@@ -186,7 +198,7 @@ int compare_predicted(const CompareArguments& options, const Job& job) {
   std::cout << rules_text(fixed)
             << fmt::format(" Expect {:.2f} to {:.2f} times these tokens/s: {}.\n\n", expected.low,
                            expected.high, constants_text(expected));
-  print_rows(rows);
+  print_rows(rows, cluster);
   if (!any_runs) std::cout << fmt::format("\nno strategy runs; `{} plan` names what is missing\n", program());
   return any_runs ? 0 : 1;
 }

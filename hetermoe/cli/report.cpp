@@ -57,6 +57,18 @@ void add_timeline(std::vector<StrategyReport>& strategies, Timeline timeline, co
   strategies.push_back(std::move(strategy));
 }
 
+/// --with asks for two sides of one schedule; what has no other side is drawn all the same, but not without a
+/// word.
+void tell_of_lonely(const std::vector<StrategyReport>& strategies) {
+  for (const StrategyReport& strategy : strategies) {
+    if (strategy.simulated && strategy.executed) continue;
+    const Timeline& timeline = strategy.simulated ? *strategy.simulated : *strategy.executed;
+    std::cerr << fmt::format(
+        "[--with] {} ({}) is drawn by itself: no other file is the {} of the same schedule\n", strategy.name,
+        timeline.source, strategy.simulated ? "run" : "prediction");
+  }
+}
+
 /// The page of timelines, each by itself or beside the other side of its schedule.
 ReportInput page_of_timelines(const std::vector<std::string>& paths) {
   ReportInput input;
@@ -95,6 +107,7 @@ int report(const ReportArguments& options) {
   paths.insert(paths.end(), options.with.begin(), options.with.end());
   const bool is_folder = paths.size() == 1 && fs::is_directory(paths[0]);
   const ReportInput input = is_folder ? page_of_folder(paths[0]) : page_of_timelines(paths);
+  if (!options.with.empty()) tell_of_lonely(input.strategies);
   const Timeline* traced = traced_of(input);
   if (!options.trace.empty() && traced == nullptr)
     fail<ConfigError>(paths[0], "has no timeline to trace: expected timeline.json or predicted.json");

@@ -36,7 +36,8 @@ struct TrainArguments {
 
 void print_run(const Job& job, const StrategyRun& run, const std::filesystem::path& report) {
   const TrainOutcome& out = run.outcome;
-  std::cout << strategy_table({run});
+  const bool did_nothing = out.stopped_by == 0 && out.records.empty();
+  if (!did_nothing) std::cout << strategy_table({run});
   if (const std::vector<Validation> validations = out.validations(); !validations.empty()) {
     const Validation& last = validations.back();
     const char* unit = token_word(job.data);
@@ -48,7 +49,7 @@ void print_run(const Job& job, const StrategyRun& run, const std::filesystem::pa
                                std::exp(source.loss));
     }
   }
-  if (out.stopped_by == 0 && out.records.empty()) {
+  if (did_nothing) {
     std::cout << (out.first_step == 0 ? "nothing to do: train.steps is 0\n"
                                       : fmt::format("nothing left to do: the checkpoint has {} of {}\n",
                                                     counted(out.first_step, "step"), job.train.steps));

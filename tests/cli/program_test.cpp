@@ -171,6 +171,9 @@ TEST(Options, EverySpellingReachesTheJob) {
     EXPECT_EQ(job(no).at("plan").at("row_dedup"), false) << no[0];
   }
   EXPECT_EQ(job({"--plan.row_dedup"}).at("plan").at("row_dedup"), true);
+  const ProgramResult yes = run_hetermoe({"options", "--plan.row_dedup", "yes"});
+  EXPECT_EQ(yes.code, 2);
+  EXPECT_EQ(yes.err, "[--plan.row_dedup] wrong type: got string \"yes\", expected true or false\n");
 }
 
 TEST(Options, AJobFileMayStandAnywhere) {

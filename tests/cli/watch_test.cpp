@@ -168,6 +168,21 @@ TEST(Report, AFolderInThePlaceOfAFileIsNamed) {
   }
 }
 
+TEST(Report, ATimelineWithoutItsOtherSideIsNamed) {
+  const WorkFolder folder;
+  for (const std::string model : {"tiny", "tiny-qwen3"}) {
+    const ProgramResult made = run_hetermoe({"simulate", "--model", model, "--cluster", "demo", "--strategy",
+                                             "ep", "--train.seq_len", "32", "--output", folder / model});
+    ASSERT_EQ(made.code, 0) << made.err;
+  }
+  const ProgramResult result =
+      run_hetermoe({"report", folder / "tiny/predicted.json", "--with", folder / "tiny-qwen3/predicted.json",
+                    "-o", folder / "page.html"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_TRUE(contains(result.err, "is drawn by itself: no other file is the run of the same schedule"))
+      << result.err;
+}
+
 TEST(Watch, WrongFoldersAreNamed) {
   const ProgramResult result = run_hetermoe({"watch", "/nowhere/at/all"});
   EXPECT_EQ(result.code, 2);

@@ -82,5 +82,20 @@ TEST(UsualChoices, KeysOfWhatIsOffAreNamed) {
   }
 }
 
+TEST(UsualChoices, ABalancerThatGoesByNoLoadsIsRefused) {
+  for (const char* name : {"even", "asym-ea", "level_by_device+exact"}) {
+    try {
+      usual_job({{"balancer.name", name}});
+      ADD_FAILURE() << name;
+    } catch (const ConfigError& error) {
+      EXPECT_EQ(error.what(),
+                "[balancer.name] got " + std::string(name) +
+                    ", which chooses the same owners whatever the loads: expected none or one of "
+                    "lpt, eplb, lplb, relibra, locality");
+    }
+  }
+  EXPECT_EQ(usual_job({{"balancer.name", "lpt+exact"}}).balancer.name, "lpt+exact");
+}
+
 }  // namespace
 }  // namespace hetermoe

@@ -1,10 +1,27 @@
 #include "hetermoe/train/job/job_checks.h"
 
+#include <fmt/ranges.h>
+
+#include "hetermoe/balance/balancers.h"
+
 namespace hetermoe {
 namespace {
 
+/// A run asks its balancer again and again, so the balancer must go by what the run observes.
+void check_goes_by_loads(const BalancerOptions& options) {
+  const Balancer* chosen = balancer_choice(options.name).balancer;
+  if (chosen == nullptr || chosen->by_load) return;
+  std::vector<std::string> names;
+  for (const Balancer& balancer : balancers())
+    if (balancer.by_load) names.push_back(balancer.name);
+  fail<ConfigError>("balancer.name",
+                    "got {}, which chooses the same owners whatever the loads: expected none or one of {}",
+                    options.name, fmt::join(names, ", "));
+}
+
 /// What says how a balancer works means nothing without one.
 void check_balancer(const BalancerOptions& options) {
+  check_goes_by_loads(options);
   const auto check = [&](const char* key, bool given) {
     if (given && !options.on())
       fail<ConfigError>("balancer.name", "got none, expected the balancer that balancer.{} is for, as lpt",
