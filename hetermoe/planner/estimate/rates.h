@@ -13,6 +13,7 @@ namespace hetermoe {
 inline constexpr Seconds kNever = std::numeric_limits<Seconds>::infinity();  ///< of a plan that there is not
 
 inline constexpr i64 kSmallCluster = 6;  ///< devices of a cluster that is searched device by device
+inline constexpr i64 kMiddleCluster = 16;  ///< of a cluster where many pipelines are weighed
 
 /// Devices that no cost can tell apart: of one type and speed, on nodes with links within 10 % of each other;
 /// in a small cluster also on one node. Where there are many speeds and links, also devices of nearly the

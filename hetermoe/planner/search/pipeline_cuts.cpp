@@ -18,7 +18,7 @@ constexpr i64 kWorthRest = 8;           ///< a rest of less than such a part of 
 constexpr i64 kFewPipelines = 8;        ///< up to so many are tried whether or not they divide
 constexpr std::size_t kMostSizes = 16;  ///< of stages on one set of devices
 constexpr std::size_t kManyClasses = 3;
-constexpr std::size_t kPermuted = 3;  ///< classes of a small cluster
+constexpr std::size_t kPermuted = 3;  ///< classes of few devices
 
 using Order = std::vector<std::size_t>;  ///< classes as they follow each other along a pipeline
 
@@ -238,7 +238,7 @@ std::vector<Stages> stage_cuts(const Rates& rates, const std::vector<i64>& devic
   for (std::size_t c = 0; c < devices.size(); ++c)
     if (devices[c] > 0) used.push_back(c);
   std::vector<Stages> all;
-  for (const Order& order : class_orders({used}, rates.request().cluster.num_devices() <= kSmallCluster)) {
+  for (const Order& order : class_orders({used}, rates.request().cluster.num_devices() <= kMiddleCluster)) {
     for (Stages& stages : StageCutter(rates, order, devices).all()) all.push_back(std::move(stages));
   }
   return all;

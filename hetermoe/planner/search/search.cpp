@@ -46,7 +46,7 @@ struct PipelineWidth {
   double max_estimate_ratio;  ///< estimate over the best step
 };
 constexpr PipelineWidth kPipelines = {.all = 16, .alike = 3, .max_estimate_ratio = 1.1};
-/// In small clusters, where simulations are cheap and stages have short steps that the estimate misjudges.
+/// Of few devices, where simulations are cheap and stages have short steps that the estimate misjudges.
 constexpr PipelineWidth kFewDevicesPipelines = {.all = 64, .alike = 6, .max_estimate_ratio = 1.4};
 
 /// How wide the search is. Rounds go on while the budget lasts: on small instances, where simulations are
@@ -341,7 +341,7 @@ class Search {
     const PipelineRanking ranking = rank_pipelines(evaluator_.rates(), step_to_beat());
     num_pipelines_ = ranking.num_weighed;
     const PipelineWidth& width =
-        request_.cluster.num_devices() <= kSmallCluster ? kFewDevicesPipelines : kPipelines;
+        request_.cluster.num_devices() <= kMiddleCluster ? kFewDevicesPipelines : kPipelines;
     i64 left = width.all;
     std::map<std::pair<i64, std::vector<std::size_t>>, i64> alike;
     for (const PipelineShape& shape : ranking.shapes) {
