@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstring>
 #include <iostream>
+#include <map>
 #include <set>
 
 #include "hetermoe/base/error.h"
@@ -44,6 +45,18 @@ std::vector<std::string> long_names(const CLI::App& app) {
 /// The option that was probably meant; a key's last part alone ("steps") stands for the whole.
 std::string nearest_option(const std::string& got, const std::vector<std::string>& names) {
   if (got.size() < 2) return "";  // everything is near
+  // What other trainers call it.
+  static const std::map<std::string, std::string> elsewhere = {{"lr", "train.learning_rate"},
+                                                               {"train.lr", "train.learning_rate"},
+                                                               {"batch_size", "train.sequences"},
+                                                               {"batch-size", "train.sequences"},
+                                                               {"max_steps", "train.steps"},
+                                                               {"seq_len", "seq"},
+                                                               {"seq-len", "seq"},
+                                                               {"num_train_epochs", "train.epochs"}};
+  if (const auto known = elsewhere.find(got);
+      known != elsewhere.end() && std::find(names.begin(), names.end(), known->second) != names.end())
+    return known->second;
   // --seq, which other commands have, is train.seq_len.
   for (const std::string& name : names)
     if (name.find("." + got + "_") != std::string::npos) return name;

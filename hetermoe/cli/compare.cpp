@@ -184,6 +184,8 @@ int compare_predicted(const CompareArguments& options, const Job& job) {
     return row.infeasible.empty() && row.over_memory.empty();
   });
   const std::string assumed = assumed_links(job.cluster);
+  const std::string borrowed =
+      borrowed_rates(cluster, std::vector<Dtype>(cluster.devices.size(), fixed.dtype));
   const Expected expected = expected_of_all(cluster, !assumed.empty());
   if (options.json) {
     Json json = to_json(rows);
@@ -191,16 +193,18 @@ int compare_predicted(const CompareArguments& options, const Job& job) {
     json["rate_factors"] = {expected.low, expected.high};
     json["constants"] = constants_json(expected);
     if (!assumed.empty()) json["assumed_links"] = assumed;
+    if (!borrowed.empty()) json["borrowed_rates"] = borrowed;
     print_json(json);
-    return any_runs ? 0 : 1;
+    return any_runs ? 0 : 2;
   }
   if (!assumed.empty()) std::cout << assumed << ".\n";
+  if (!borrowed.empty()) std::cout << borrowed << ".\n";
   std::cout << rules_text(fixed)
             << fmt::format(" Expect {:.2f} to {:.2f} times these tokens/s: {}.\n\n", expected.low,
                            expected.high, constants_text(expected));
   print_rows(rows, cluster);
   if (!any_runs) std::cout << fmt::format("\nno strategy runs; `{} plan` names what is missing\n", program());
-  return any_runs ? 0 : 1;
+  return any_runs ? 0 : 2;
 }
 
 // ---- balancers on a routing trace ----
@@ -234,7 +238,16 @@ int compare_balancers(const CompareArguments& options, Overrides overrides) {
 
 // ---- a job, predicted and executed ----
 
-int compare(const CompareArguments& options, const Overrides& overrides) {
+/// A strategy that is named twice is compared once.
+void keep_first_of_each(std::vector<std::string>& names) {
+  std::vector<std::string> kept;
+  for (std::string& name : names)
+    if (std::find(kept.begin(), kept.end(), name) == kept.end()) kept.push_back(std::move(name));
+  names = std::move(kept);
+}
+
+int compare(CompareArguments options, const Overrides& overrides) {
+  keep_first_of_each(options.strategies);
   if (!options.balance.balancers.empty() || !options.routing.empty())
     return compare_balancers(options, overrides);
   Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);

@@ -387,7 +387,7 @@ int inspect(const InspectArguments& options) {
 
 std::function<int()> make_inspect(Flags& flags) {
   const auto options = std::make_shared<InspectArguments>();
-  flags.add_option("model", options->model,
+  flags.add_option("model,--model", options->model,
                    "a name of configs/models, a config.json or its folder; of a folder with weights also "
                    "what they are, with "
                    "exit code 1 when they are not those of the model");

@@ -39,18 +39,26 @@ constexpr int kWrongUse = 2;
 volatile sig_atomic_t running_child = 0;
 volatile sig_atomic_t stop_signal = 0;
 
-/// kStopSignals are for the run: it writes its checkpoint and ends. What comes from the terminal the
-/// run has got itself, and a second Ctrl-C would end it at once.
-void pass_on(int signal_number, siginfo_t* info, void* /*context*/) {
+/// kStopSignals are for the run: it writes its checkpoint and ends. The run has a process group of its own.
+/// So it gets what a terminal or `kill` sends to the group of this process from here alone, and once.
+void pass_on(int signal_number) {
   stop_signal = signal_number;
-  if (running_child > 0 && info->si_code != SI_KERNEL)
-    ::kill(static_cast<pid_t>(running_child), signal_number);
+  if (running_child > 0) ::kill(static_cast<pid_t>(running_child), signal_number);
+}
+
+/// Ctrl-Z stops the run, too, and `fg` or `bg` lets it go on.
+void stop_with_run(int /*signal*/) {
+  if (running_child > 0) ::kill(-static_cast<pid_t>(running_child), SIGTSTP);
+  ::raise(SIGSTOP);
+  if (running_child > 0) ::kill(-static_cast<pid_t>(running_child), SIGCONT);
 }
 
 void pass_signals_on() {
   struct sigaction action {};
-  action.sa_sigaction = pass_on;
-  action.sa_flags = SA_SIGINFO | SA_RESTART;
+  action.sa_flags = SA_RESTART;
+  action.sa_handler = stop_with_run;
+  ::sigaction(SIGTSTP, &action, nullptr);
+  action.sa_handler = pass_on;
   for (const int signal : kStopSignals) {
     struct sigaction before {};
     ::sigaction(signal, &action, &before);
@@ -67,10 +75,12 @@ int run_once(const std::vector<std::string>& words) {
   const pid_t child = ::fork();
   if (child < 0) fail<IoError>(words[0], "cannot start: {}", std::strerror(errno));
   if (child == 0) {
+    ::setpgid(0, 0);
     ::execvp(argv[0], argv.data());
     std::cerr << fmt::format("[{}] cannot start: {}", words[0], std::strerror(errno)) << std::endl;
     ::_exit(kWrongUse);
   }
+  ::setpgid(child, child);  // here, too: a signal may come before the child runs
   running_child = child;
   int status = 0;
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {

@@ -53,6 +53,9 @@ PlanRequest make_request(const PlanArguments& options) {
     request.moments_dtype = moments;
   if (!options.gradients.empty()) request.grad_dtype = parse_dtype(options.gradients);
   request.wire_reduce = enum_from<WireReduce>(options.wire_reduce, "--wire-reduce");
+  if (options.train.lora.rank == 0 && !options.train.lora.targets.empty())
+    fail<ConfigError>("--lora-targets",
+                      "is given without --lora-rank, expected the rank of their adapters, as 8");
   Job job;
   job.train = options.train;
   const StepOptions step = step_options(job, request.model);
@@ -175,7 +178,11 @@ void print_plan(const PlanRequest& request, const PlanResult& result, const std:
                            request.wire ? fmt::format(", rows travel in {}", name_of(*request.wire)) : "",
                            trained_text(request.trained));
   if (!request.model.assumed.empty()) std::cout << request.model.assumed << ".\n";
-  std::cout << (assumed.empty() ? "" : assumed + ".\n") << "\n";
+  if (!assumed.empty()) std::cout << assumed << ".\n";
+  if (const std::string borrowed = borrowed_rates(request.cluster, result.best().plan.dtype);
+      !borrowed.empty())
+    std::cout << borrowed << ".\n";
+  std::cout << "\n";
   for (const std::string& line : result.explanation) std::cout << line << "\n";
   std::cout << memory_text(result) << "\n";
   std::cout << longest_wait_text(group_use(result.best().timeline)) << "\n\n";
@@ -205,7 +212,10 @@ void print_next(const PlanArguments& options, const PlanRequest& request, const 
     std::cout << fmt::format("\nplan: {}\n", options.output);
   else
     std::cout << "\nwith -o plan.json the plan is written; then\n";
-  const std::string trained = flags_of(options.train);
+  // A run of a plan is emulated in 16 bits unless it says otherwise.
+  const std::string dtype =
+      bytes_of(request.dtype) == 2 ? "" : fmt::format(" --clock.emulated_dtype {}", name_of(request.dtype));
+  const std::string trained = dtype + flags_of(options.train);
   std::cout << fmt::format("simulate: {} simulate {}{}\n", program(), common, trained);
   if (!request.model.unsupported.empty()) return;
   std::cout << fmt::format("train: {} train {} --train.seq_len {} --train.sequences {}{}\n", program(),
@@ -217,8 +227,11 @@ constexpr std::size_t kLineWidth = 120;
 
 /// What is short, what would help, and the ways out that were found, one a line.
 std::vector<std::string> why_none_fits(const PlanResult& result, const Ways& ways) {
-  std::vector<std::string> texts = {result.infeasible + ".", result.advice + "."};
-  if (ways && ways->empty())
+  std::vector<std::string> texts = {result.infeasible + "."};
+  // What the advice says would help does not where nothing that was tried makes room.
+  const bool no_way = ways && ways->empty();
+  if (!no_way) texts.push_back(result.advice + ".");
+  if (no_way)
     texts.emplace_back(
         "None of these makes room: main memory, smaller states, adapters, shorter sequences, more devices.");
   if (ways && !ways->empty()) texts.emplace_back("Each of these alone makes room:");
@@ -241,6 +254,7 @@ int plan(const PlanArguments& options) {
     Json json = to_json(result);
     if (ways) json["ways_out"] = *ways;
     if (!assumed.empty()) json["assumed_links"] = assumed;
+    if (result.feasible()) json["borrowed_rates"] = borrowed_rates(request.cluster, result.best().plan.dtype);
     if (!request.model.assumed.empty()) json["assumed_model"] = request.model.assumed;
     if (result.feasible()) json["roles"] = roles_json(result.best().timeline);
     if (result.feasible()) json["time_and_money"] = money_json(request, result, options.run_tokens);

@@ -170,8 +170,10 @@ std::string without_sequences(const Group& group, const Timeline& timeline) {
 }
 
 /// What is worth knowing of the plan's step beyond its figures.
-std::vector<std::string> notes_of(const Simulated& result) {
+std::vector<std::string> notes_of(const Simulated& result, const Cluster& cluster) {
   std::vector<std::string> out;
+  if (std::string note = borrowed_rates(cluster, result.emulated.dtype); !note.empty())
+    out.push_back(std::move(note));
   if (result.schedule.overlaps())
     out.push_back(fmt::format(
         "steps overlap: each computes while the optimizer of the one before still works, with weights that "
@@ -215,7 +217,7 @@ Json result_json(const Simulated& result, const Cluster& cluster, const std::str
                {"step_alone_s", result.alone},
                {"tokens_per_s", result.tokens_per_s},
                {"overfilled", overfilled(result, cluster)},
-               {"notes", notes_of(result)},
+               {"notes", notes_of(result, cluster)},
                {"warnings", warnings_of(result, cluster)},
                {"num_ops", result.schedule.num_ops()},
                {"schedule_hash", fmt::format("{:016x}", hash(result.schedule))},
@@ -273,7 +275,7 @@ void print_simulated(const Simulated& result, const Cluster& cluster, const std:
     std::cout << "warning: " << warning << "\n\n";
   print_turns(result.plan);
   print_devices(result, cluster);
-  for (const std::string& note : notes_of(result)) std::cout << "note: " << note << "\n";
+  for (const std::string& note : notes_of(result, cluster)) std::cout << "note: " << note << "\n";
   std::cout << "\n" << waits_text(result.timeline);
 }
 
@@ -349,6 +351,7 @@ int dry_run(const Job& asked, bool json) {
   const i64 sequences = job.train.steps * job.train.sequences;
   const double passes = epochs_of(job.train, data);
   std::vector<std::string> notes = usual_notes(job, model);
+  for (std::string& note : idle_keys_notes(job)) notes.push_back(std::move(note));
   notes.insert(notes.begin(), training_line(job, model, data));
   if (json) {
     print_json({{"job", to_json(job)},

@@ -50,9 +50,13 @@ void print_run(const Job& job, const StrategyRun& run, const std::filesystem::pa
     }
   }
   if (did_nothing) {
+    const std::string has = counted(out.first_step, "step");
     std::cout << (out.first_step == 0 ? "nothing to do: train.steps is 0\n"
-                                      : fmt::format("nothing left to do: the checkpoint has {} of {}\n",
-                                                    counted(out.first_step, "step"), job.train.steps));
+                  : out.first_step > job.train.steps
+                      ? fmt::format("nothing to do: the checkpoint has {}, more than train.steps {}\n", has,
+                                    job.train.steps)
+                      : fmt::format("nothing left to do: the checkpoint has {} of {}\n", has,
+                                    job.train.steps));
   }
   std::cout << "report: " << report.string() << "\n";
 }

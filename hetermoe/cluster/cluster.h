@@ -45,7 +45,9 @@ struct DeviceType {
   double tdp_w = 0;                 ///< power limit, W; 0 = not known
   double price_per_hour = 0;        ///< of one device, in any unit of money; 0 = not known
 
-  FlopsPerSecond peak(Dtype dtype) const;  ///< fp16 stands in where bf16 is missing and the reverse; never 0
+  FlopsPerSecond peak(Dtype dtype) const;  ///< see rated(); never 0
+  /// The dtype whose rate is taken: fp16 stands in where bf16 is missing and the reverse, fp32 for both.
+  Dtype rated(Dtype dtype) const;
   Bytes memory_bytes() const { return memory_gib * 1024 * 1024 * 1024; }
   template <class V>
   void fields(V& v) {
@@ -148,6 +150,10 @@ struct Cluster {
   std::string types_text() const;
   std::string device_name(PlaceId place) const;  ///< "V100#3": type and DeviceId; "host of node0"
 };
+
+/// dtypes: [device] of what each computes. "V100 has no bf16 products: its times are those of fp16"; empty =
+/// every device has the products that it is asked for.
+std::string borrowed_rates(const Cluster& cluster, const std::vector<Dtype>& dtypes);
 
 /// Nodes and types stay, and devices keep their names.
 Cluster without(const Cluster& cluster, const std::vector<DeviceId>& idle);

@@ -1,3 +1,5 @@
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cctype>
 
@@ -31,16 +33,33 @@ Bytes bytes_of(Dtype dtype) {
   return 0;
 }
 
+Dtype DeviceType::rated(Dtype dtype) const {
+  if (bytes_of(dtype) != 2) return dtype;
+  const bool bf16 = bf16_tflops > 0, fp16 = fp16_tflops > 0;
+  if (dtype == Dtype::kBf16 ? bf16 : fp16) return dtype;
+  return bf16 ? Dtype::kBf16 : fp16 ? Dtype::kFp16 : Dtype::kFp32;
+}
+
+std::string borrowed_rates(const Cluster& cluster, const std::vector<Dtype>& dtypes) {
+  std::vector<std::string> parts;
+  for (std::size_t d = 0; d < dtypes.size(); ++d) {
+    const DeviceType& type = cluster.type_of(static_cast<DeviceId>(d));
+    if (type.rated(dtypes[d]) == dtypes[d]) continue;
+    std::string part = fmt::format("{} has no {} products: its times are those of {}", type.name,
+                                   name_of(dtypes[d]), name_of(type.rated(dtypes[d])));
+    if (std::find(parts.begin(), parts.end(), part) == parts.end()) parts.push_back(std::move(part));
+  }
+  return fmt::format("{}", fmt::join(parts, "; "));
+}
+
 FlopsPerSecond DeviceType::peak(Dtype dtype) const {
-  const auto first_above_zero = [this](double best, double second) {
-    return best > 0 ? best : second > 0 ? second : fp32_tflops;
-  };
+  const Dtype taken = rated(dtype);
   double tflops = fp32_tflops;
-  if (dtype == Dtype::kBf16) tflops = first_above_zero(bf16_tflops, fp16_tflops);
-  if (dtype == Dtype::kFp16) tflops = first_above_zero(fp16_tflops, bf16_tflops);
+  if (taken == Dtype::kBf16) tflops = bf16_tflops;
+  if (taken == Dtype::kFp16) tflops = fp16_tflops;
   // 1/64 of fp32 is the fp64 rate of NVIDIA's consumer chips since Ampere: the least that any listed chip
   // does.
-  if (dtype == Dtype::kFp64) tflops = first_above_zero(fp64_tflops, fp32_tflops / 64);
+  if (taken == Dtype::kFp64) tflops = fp64_tflops > 0 ? fp64_tflops : fp32_tflops / 64;
   HM_CHECK(tflops > 0, "device type \"{}\" has no fp32 peak", name);
   return tflops * 1e12;
 }

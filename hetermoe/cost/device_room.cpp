@@ -10,6 +10,18 @@ Bytes usable_memory(const DeviceType& type) {
   return kUsableMemory * std::max(0.0, type.memory_bytes() - kReservedMemory);
 }
 
+std::string memory_text(Bytes bytes) {
+  return bytes < kGiB ? fmt::format("{:.3g} MiB", bytes / kGiB * 1024)
+                      : fmt::format("{:.1f} GiB", bytes / kGiB);
+}
+
+std::string room_text(const DeviceType& type, Bytes usable) {
+  const std::string all =
+      type.memory_gib < 2 ? memory_text(type.memory_bytes()) : fmt::format("{:.0f} GiB", type.memory_gib);
+  return usable > 0 ? fmt::format("({}, {} usable)", all, memory_text(usable))
+                    : fmt::format("({}, none usable: {} are reserved)", all, memory_text(kReservedMemory));
+}
+
 std::string overfilled_device(const std::vector<Bytes>& memory, const Cluster& cluster) {
   DeviceId worst = -1;
   double excess = 1;
@@ -19,14 +31,8 @@ std::string overfilled_device(const std::vector<Bytes>& memory, const Cluster& c
   }
   if (worst < 0) return "";
   const DeviceType& type = cluster.type_of(worst);
-  // Of small memories, 0.0 GiB would say nothing.
-  const int digits = type.memory_gib < 2 ? 3 : 1;
-  const Bytes usable = usable_memory(type);
-  return fmt::format("device {} ({:.{}f} GiB, {} usable) needs {:.{}f} GiB", cluster.device_name(worst),
-                     type.memory_gib, digits > 1 ? digits : 0,
-                     usable > 0 ? fmt::format("{:.{}f}", usable / kGiB, digits)
-                                : fmt::format("{:.0f} GiB of them reserved: none", kReservedMemory / kGiB),
-                     memory[idx(worst)] / kGiB, digits);
+  return fmt::format("device {} {} needs {}", cluster.device_name(worst),
+                     room_text(type, usable_memory(type)), memory_text(memory[idx(worst)]));
 }
 
 }  // namespace hetermoe

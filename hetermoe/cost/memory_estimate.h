@@ -82,6 +82,10 @@ Bytes stage_memory(const OpMemory& ops, Bytes of_window, Bytes reduction, double
 inline constexpr Bytes kReservedMemory = 1.0 * kGiB;
 inline constexpr double kUsableMemory = 0.97;
 Bytes usable_memory(const DeviceType& type);
+/// "42.7 GiB"; below 1 GiB "6.14 MiB", because 0.0 GiB would say nothing.
+std::string memory_text(Bytes bytes);
+/// "(45 GiB, 42.7 GiB usable)", or why none of it is.
+std::string room_text(const DeviceType& type, Bytes usable);
 
 /// The device that a plan overfills most: "device V100#6 (16 GiB, 14.5 usable) needs 18.2 GiB"; empty =
 /// the plan fits.

@@ -126,7 +126,7 @@ void check_profile(const ProfileFile& profile, const ModelConfig& model, Dtype d
                    const std::string& where) {
   if (profile.dtype != dtype) {
     fail<ConfigError>(where + " dtype",
-                      "profile of another dtype: got {}, expected {} as in the plan. Profile again with "
+                      "profile of another dtype: got {}, but times are asked for in {}. Profile again with "
                       "--dtype {}, or use these "
                       "times: plan --dtype {}; train, simulate and verify --clock.emulated_dtype {}",
                       name_of(profile.dtype), name_of(dtype), name_of(dtype), name_of(profile.dtype),

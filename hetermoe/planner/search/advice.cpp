@@ -12,8 +12,6 @@
 namespace hetermoe {
 namespace {
 
-double gib(Bytes bytes) { return bytes / kGiB; }
-
 /// Devices that may share the optimizer's state of a part that all of them hold.
 std::size_t most_replicas(const PlanRequest& request) {
   return request.limits.shard_optimizer ? request.cluster.devices.size() : 1;
@@ -94,22 +92,22 @@ namespace {
 
 /// Where layers can be on devices of their own, memory of all devices counts.
 std::string advice_on_pipelines(const Shortfall& s) {
-  const std::string all = fmt::format("All states take {:.1f} GiB, and all devices have {:.1f} GiB usable",
-                                      gib(s.states), gib(s.total));
+  const std::string all = fmt::format("All states take {}, and all devices have {} usable",
+                                      memory_text(s.states), memory_text(s.total));
   if (s.states > s.total) {
     const std::string narrow =
         s.narrow < s.total && s.narrow < s.states
-            ? fmt::format("; with --master none --moments-dtype bf16 states take {:.1f} GiB", gib(s.narrow))
+            ? fmt::format("; with --master none --moments-dtype bf16 states take {}", memory_text(s.narrow))
             : "";
-    return fmt::format("{}: {:.1f} GiB are missing, more or larger devices or a smaller model help{}", all,
-                       gib(s.states - s.total), narrow);
+    return fmt::format("{}: {} are missing, more or larger devices or a smaller model help{}", all,
+                       memory_text(s.states - s.total), narrow);
   }
   const PipelineMiss& miss = *s.pipeline;
   return fmt::format(
-      "{}. The nearest miss is a pipeline of {} stages in {}, whose fullest device ({}) needs {:.1f} GiB of "
-      "{:.1f} GiB usable, {:.1f} GiB too much: more or larger devices, or shorter sequences help",
-      all, miss.stages, counted(miss.groups, "group"), s.type, gib(miss.need), gib(miss.usable),
-      gib(miss.need - miss.usable));
+      "{}. The nearest miss is a pipeline of {} stages in {}, whose fullest device ({}) needs {} of "
+      "{} usable, {} too much: more or larger devices, or shorter sequences help",
+      all, miss.stages, counted(miss.groups, "group"), s.type, memory_text(miss.need),
+      memory_text(miss.usable), memory_text(miss.need - miss.usable));
 }
 
 }  // namespace
@@ -117,46 +115,45 @@ std::string advice_on_pipelines(const Shortfall& s) {
 std::string advice(const Shortfall& s) {
   if (s.layer > s.largest) {
     return fmt::format(
-        "One sequence takes {:.1f} GiB on a device for a single layer or the head, and the largest device "
+        "One sequence takes {} on a device for a single layer or the head, and the largest device "
         "has "
-        "{:.1f} GiB usable. No team of the devices that are there has room for one either: more devices in a "
+        "{} usable. No team of the devices that are there has room for one either: more devices in a "
         "team, shorter sequences or larger devices help",
-        gib(s.layer), gib(s.largest));
+        memory_text(s.layer), memory_text(s.largest));
   }
   if (s.more_stages) {
     return fmt::format(
-        "All states take {:.1f} GiB, and there are {:.1f} GiB usable: more devices, as stages of a pipeline, "
+        "All states take {}, and there are {} usable: more devices, as stages of a pipeline, "
         "or "
         "larger ones help",
-        gib(s.states), gib(s.total));
+        memory_text(s.states), memory_text(s.total));
   }
   if (s.pipeline) return advice_on_pipelines(s);
   if (s.replicated > s.largest) {
     return fmt::format(
-        "Every device with attention holds weights and gradients of embedding, attention and head, {:.1f} "
-        "GiB "
-        "with its part of the optimizer's state, and the largest device has {:.1f} GiB usable: more devices "
+        "Every device with attention holds weights and gradients of embedding, attention and head, {} "
+        "with its part of the optimizer's state, and the largest device has {} usable: more devices "
         "do "
         "not help, larger ones or a smaller model do",
-        gib(s.replicated), gib(s.largest));
+        memory_text(s.replicated), memory_text(s.largest));
   }
   if (s.sequence > s.largest) {
     return fmt::format(
-        "A device with attention needs {:.1f} GiB for its states and one sequence, and the largest device "
-        "has {:.1f} GiB usable: more devices do not help, shorter sequences, larger devices or a smaller "
+        "A device with attention needs {} for its states and one sequence, and the largest device "
+        "has {} usable: more devices do not help, shorter sequences, larger devices or a smaller "
         "model do",
-        gib(s.sequence), gib(s.largest));
+        memory_text(s.sequence), memory_text(s.largest));
   }
   if (s.experts + s.replicated > s.total) {
     return fmt::format(
-        "The states of all experts take {:.1f} GiB together, and beside {:.1f} GiB for attention all devices "
-        "have {:.1f} GiB usable: more or larger devices or a smaller model help",
-        gib(s.experts), gib(s.replicated), gib(s.total));
+        "The states of all experts take {} together, and beside {} for attention all devices "
+        "have {} usable: more or larger devices or a smaller model help",
+        memory_text(s.experts), memory_text(s.replicated), memory_text(s.total));
   }
   return fmt::format(
-      "States of {:.1f} GiB would fit on all devices together ({:.1f} GiB usable), but not with what the "
+      "States of {} would fit on all devices together ({} usable), but not with what the "
       "microbatches need beside them: more or larger devices, or shorter sequences help",
-      gib(s.experts + s.replicated), gib(s.total));
+      memory_text(s.experts + s.replicated), memory_text(s.total));
 }
 
 }  // namespace hetermoe

@@ -248,8 +248,8 @@ class Search {
     for (std::size_t c = 0; c < rates.num_classes(); ++c) {
       const std::optional<Shortage>& shortage = ranking_.shortage_besides[c];
       if (rates.classes()[c].type != newest || !shortage) continue;
-      return fmt::format("the nearest miss by {:.1f} GiB: {}",
-                         (shortage->need - rates.usable_memory(shortage->cls)) / kGiB,
+      return fmt::format("the nearest miss by {}: {}",
+                         memory_text(shortage->need - rates.usable_memory(shortage->cls)),
                          to_string(rates, *shortage));
     }
     return "";

@@ -134,12 +134,6 @@ Lines expectation(const PlanResult& r) {
                       constants_text(r.expected))};
 }
 
-/// Of small models 0.0 GiB would say nothing.
-std::string memory_text(Bytes bytes) {
-  return bytes < kGiB ? fmt::format("{:.3g} MiB", bytes / kGiB * 1024)
-                      : fmt::format("{:.1f} GiB", bytes / kGiB);
-}
-
 std::string type_line(const TypeUse& use) {
   if (use.used == 0) {
     return use.devices == 1 ? fmt::format("The {} stays idle.", use.type)
@@ -200,7 +194,8 @@ Lines teams(const PlanResult& r) {
                                          real(share.heads)};
     if (!parts.empty() && part == before) continue;
     before = part;
-    parts.push_back(fmt::format("{:.1f} % of the tokens and {} heads each", 100 * part.first, share.heads));
+    parts.push_back(
+        fmt::format("{:.1f} % of the tokens and {} each", 100 * part.first, counted(share.heads, "head")));
   }
   if (parts.size() > 2) parts.assign({parts.front(), parts.back()});
   return {fmt::format("Teams share each sequence: a device has {} of the attention kernel.",

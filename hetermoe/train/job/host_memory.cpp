@@ -17,7 +17,7 @@ void check_host_memory(const Job& job, const ModelConfig& model, const char* key
   if (has <= 0 || parameters * each <= has) return;
   fail<ConfigError>(key,
                     "{} has {} parameters, for which training keeps {} at least, but this machine has {} of "
-                    "memory: expected a smaller model. plan and simulate need no such memory",
+                    "memory: expected a smaller model. plan, simulate and compare --seq need no such memory",
                     model.name, format_count(parameters), format_bytes(parameters * each), format_bytes(has));
 }
 

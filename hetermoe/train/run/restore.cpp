@@ -70,7 +70,7 @@ void resume(RunState& run) {
   run.name = info.run;
   run.outcome.first_step = info.step;
   if (run.marks.empty()) run.marks.push_back("the run went on from a checkpoint");
-  tell_differences(run, info);
+  if (info.step < run.job.train.steps) tell_differences(run, info);
 }
 
 i64 go_back_to(RunState& run, const std::optional<FoundCheckpoint>& checkpoint) {

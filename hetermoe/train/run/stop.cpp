@@ -1,5 +1,7 @@
 #include "hetermoe/train/run/stop.h"
 
+#include <time.h>
+
 #include <csignal>
 
 #include "hetermoe/train/session/presence.h"
@@ -12,11 +14,28 @@ static std::atomic<i32> stop_signal = SIGINT;  // of a stop that no signal asked
 
 i32 stop_asked() { return stop_requested ? stop_signal.load() : 0; }
 
+/// Of the monotonic clock, which a signal handler may ask.
+static i64 milliseconds() {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return i64{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000;
+}
+
+/// A launcher, a queue or `kill` on a whole group may send one Ctrl-C twice.
+constexpr i64 kSameSignal = 500;  // milliseconds
+static std::atomic<i64> interrupted_at = -1;
+
 static void ask_to_stop(int signal) {
+  const i64 now = milliseconds();
+  if (signal == SIGINT && interrupted_at >= 0 && now - interrupted_at > kSameSignal) {
+    std::signal(SIGINT, SIG_DFL);
+    std::raise(SIGINT);
+    return;
+  }
+  if (signal == SIGINT && interrupted_at < 0) interrupted_at = now;
   stop_signal = signal;
   stop_requested = true;
   Presence::tell_stopped();
-  if (signal == SIGINT) std::signal(SIGINT, SIG_DFL);
 }
 
 void stop_on_interrupt() {
