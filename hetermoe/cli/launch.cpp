@@ -1,6 +1,7 @@
 #include <fmt/ranges.h>
 
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -76,6 +77,7 @@ int run_once(const std::vector<std::string>& words) {
   if (child < 0) fail<IoError>(words[0], "cannot start: {}", std::strerror(errno));
   if (child == 0) {
     ::setpgid(0, 0);
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);  // nobody else would end it
     ::execvp(argv[0], argv.data());
     std::cerr << fmt::format("[{}] cannot start: {}", words[0], std::strerror(errno)) << std::endl;
     ::_exit(kWrongUse);

@@ -211,6 +211,34 @@ TEST(Interrupted, CtrlCAtATerminalReachesALaunchedRunOnce) {
   EXPECT_TRUE(std::filesystem::exists(folder / "run/report.html"));
 }
 
+TEST(Interrupted, ASignalToTheWholeGroupEndsALaunchedRunWithItsResults) {
+  for (const std::string& times : {"once", "twice"}) {
+    const WorkFolder folder;
+    std::vector<std::string> words =
+        short_train(folder, {"--train.steps", "100000", "--train.log_every", "1"});
+    words.insert(words.begin(), {HM_BINARY_DIR "/hetermoe", "launch", "--", HM_BINARY_DIR "/hetermoe"});
+    Child run("/usr/bin/setsid", words);
+    wait_for([&] { return run.out(); }, "step 2/");
+    run.signal_group(SIGINT);
+    if (times == "twice") run.signal_group(SIGINT);
+    const ProgramResult result = run.wait();
+    EXPECT_EQ(result.code, 130) << result.err;
+    EXPECT_TRUE(contains(result.err, "interrupted by SIGINT after step ")) << result.err;
+    EXPECT_TRUE(std::filesystem::exists(folder / "run/report.html"));
+  }
+}
+
+TEST(Interrupted, ARunEndsWithItsLauncher) {
+  const WorkFolder folder;
+  std::vector<std::string> words = short_train(folder, {"--train.steps", "100000", "--train.log_every", "1"});
+  words.insert(words.begin(), {"launch", "--", HM_BINARY_DIR "/hetermoe"});
+  Child run(HM_BINARY_DIR "/hetermoe", words);
+  wait_for([&] { return run.out(); }, "step 2/");
+  run.signal(SIGKILL);
+  run.wait();
+  wait_for([&] { return std::filesystem::exists(folder / "run/report.html") ? "ended" : ""; }, "ended");
+}
+
 TEST(Interrupted, ALauncherThatEndsWithACodeOfItsOwnDoesNotHideIt) {
   Child run(HM_BINARY_DIR "/hetermoe",
             {"launch", "--", "sh", "-c", "trap 'kill $!; exit 1' TERM; sleep 60 & echo begun; wait"});

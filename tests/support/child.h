@@ -54,6 +54,8 @@ class Child {
   Child& operator=(const Child&) = delete;
 
   void signal(int number) const { ::kill(pid_, number); }
+  /// Of a program that leads a process group, as setsid starts it.
+  void signal_group(int number) const { ::kill(-pid_, number); }
   /// What it has said so far.
   std::string out() const { return read_text(folder_ / "out"); }
   std::string err() const { return read_text(folder_ / "err"); }

@@ -237,6 +237,9 @@ i64 default_sequences(const ModelConfig& model, const Cluster& cluster, i64 seq_
   Setting setting{.seq_len = seq_len, .dtype = options.dtype, .published = options.published};
   const i64 by_tokens = kMaxStepTokens / (seq_len * unit),
             to_fill = options.published ? 1 : kSequencesToFill * devices / unit;
+  // Fewer sequences take less room, so where the fewest do not fit no other number does.
+  setting.sequences = unit;
+  if (!no_zebra && !zebra_fits(predictor, setting, options.asym_ea, true)) return unit;
   // A batch that forces experts to where they are slow is better than none.
   for (const bool forced : {false, true}) {
     for (i64 units = std::max({i64{1}, by_tokens, to_fill}); units > 1; --units) {
