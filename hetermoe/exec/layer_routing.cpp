@@ -38,6 +38,19 @@ RoutedCopies route_copies(const LayerRouting& routing, const at::Tensor& topk_TK
   return out;
 }
 
+std::vector<at::Tensor> RoutedCopies::tokens_back() const {
+  std::vector<at::Tensor> out;
+  if (of_nodes.empty()) {
+    for (const SendIndex& index : send) out.push_back(index.token_R);
+  }
+  for (const NodeTokens& node : of_nodes) {
+    if (node.token_R.defined()) out.push_back(node.token_R);
+    for (const std::size_t o : node.token_R.defined() ? std::vector<std::size_t>() : node.owners)
+      out.push_back(send[o].token_R);
+  }
+  return out;
+}
+
 void cut_by_owner(RoutedCopies& routed, const LayerRouting& routing, const std::vector<i64>& begins) {
   if (!routed.send.empty()) return;
   const i64* const row = begins.data();

@@ -17,11 +17,22 @@ struct LayerRouting {
   at::Tensor slot_of;                     ///< int32 [E] on the device, made by the first who asks
 };
 
+/// What a source sends to a node (NodeRows).
+struct NodeTokens {
+  std::vector<std::size_t> owners;  ///< there
+  at::Tensor token_R;              ///< distinct tokens, ascending; undefined where rows go straight to owners
+  std::vector<at::Tensor> pick_R;  ///< int32, by owner there: which of these are its rows
+};
+
 /// Copies that a source sends to each owner in one chunk.
 struct RoutedCopies {
   std::vector<SendIndex> send;  ///< by owner; empty as long as only the device knows where each begins
   DeviceSplit split;            ///< of all owners, then
   at::Tensor begins;            ///< as begins_of(), where the choices are
+  std::vector<NodeTokens> of_nodes = {};  ///< ascending, where rows go by nodes
+
+  /// The tokens of what comes back: of each owner, or each node that sends sums.
+  std::vector<at::Tensor> tokens_back() const;
 };
 
 /// topk_TK: the choices of the chunk, whose first token is number `first_token` of the share; what is made

@@ -104,8 +104,8 @@ at::Tensor OpContext::merged(const Op& op, i32 layer) {
   if (!p.is_moe(layer - 1)) return slot.residual;
   std::vector<MergePart> parts;
   for (ChunkSlot& chunk : slot.chunks) {
-    for (std::size_t o = 0; o < chunk.returned.size(); ++o)
-      parts.push_back({chunk.routed.send[o].token_R, chunk.returned[o]});
+    const std::vector<at::Tensor> tokens = chunk.routed.tokens_back();
+    for (std::size_t i = 0; i < chunk.returned.size(); ++i) parts.push_back({tokens[i], chunk.returned[i]});
   }
   return merge_rows(slot.residual, parts);
 }

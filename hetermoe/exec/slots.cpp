@@ -118,8 +118,9 @@ Released Slots::take(const BufferKey& key) {
       return take_all(microbatch(m).balance);
     case Buffer::kHostHidden:
       return take_all(saved(key.layer(), m, key.piece()).tensors);
+    case Buffer::kLoad:  // the counts are small, and read after the step
+      return take_all(chunk(key.layer(), m, key.chunk()).picks);
     case Buffer::kGuestTurn:
-    case Buffer::kLoad:  // small, and read after the step
     case Buffer::kGrad:  // these four live as long as the device, unless they visit it
     case Buffer::kNorm:
     case Buffer::kFigures:

@@ -1,6 +1,7 @@
 #pragma once
 #include <ATen/ATen.h>
 
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -28,10 +29,16 @@ struct ChunkSlot {
   std::unique_ptr<ExpertsSaved> saved, guests_saved;  // kSavedExperts
   std::unique_ptr<ExpertsLeft> left, guests_left;     // kLeftExperts
   at::Tensor out;                                     // kOut
-  std::vector<at::Tensor> returned;                   // kReturned, by owner
+  std::vector<at::Tensor> returned;                   // kReturned, as RoutedCopies::tokens_back()
   at::Tensor d_out;                                   // kDOut
   at::Tensor d_rows, d_weights;                       // kDRows
-  std::vector<at::Tensor> d_send, d_send_weights;     // kDSend, by owner
+  std::vector<at::Tensor> d_send;                     // kDSend, as RoutedCopies::tokens_back()
+  std::vector<at::Tensor> d_send_weights;             // kDSend, by owner
+  // Where rows go by nodes, by source. Inside an op what came straight or is to be passed on: of dispatch and
+  // combine, to owners and back, which may be at work at the same time. From dispatch on which of the rows
+  // that were passed on each owner of the node has got (kLoad).
+  std::array<std::vector<std::vector<at::Tensor>>, 4> passing;
+  std::vector<std::vector<at::Tensor>> picks;
 };
 
 /// Tensors that the devices of a team hold between the ops of an attention part.

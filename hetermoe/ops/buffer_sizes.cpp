@@ -93,6 +93,22 @@ BufferSizes::Traffic BufferSizes::traffic(const Op& op, DeviceId device) {
   return traffic;
 }
 
+double BufferSizes::rows_back(const Op& op, DeviceId device) {
+  if (!goes_by_node(op, placement_)) return traffic(op, device).rows_as_source;
+  const Exchange exchange(op, placement_);
+  if (!exchange.is_source(device)) return 0;
+  const ExchangeLoad& load = loads_.of(op.group, op.layer, op.microbatch, op.chunk);
+  const NodeRows nodes(placement_.plan(), exchange.owners());
+  const auto source = idx(exchange.sources().index_of(device));
+  double rows = 0;
+  for (std::size_t n = 0; n < nodes.num_nodes(); ++n) {
+    const bool sums = nodes.relay(device, n).has_value();
+    if (sums) rows += load.rows_to_node(source, n);
+    for (const std::size_t o : nodes.owners()[n]) rows += sums ? 0 : load.rows_between(source, o);
+  }
+  return rows;
+}
+
 bool BufferSizes::receives_next(i32 layer, i32 microbatch, DeviceId device) const {
   const i32 group = group_of_[idx(device)];
   return layer >= 0 && layer < placement_.num_layers() && placement_.joins_at(group, layer + 1, microbatch) &&

@@ -64,6 +64,8 @@ class BufferSizes {
   /// A device of the layer after `layer` to which results go (Placement::joins_at); it has no tokens of
   /// `layer` itself.
   bool receives_next(i32 layer, i32 microbatch, DeviceId device) const;
+  /// Rows of an exchange that come back to a source: of owners, or sums of nodes (NodeRows).
+  double rows_back(const Op& op, DeviceId device);
   /// The combine of a chunk.
   Op combine_of(i32 layer, i32 microbatch, i32 chunk, DeviceId device) const;
   Traffic traffic(const BufferKey& key, DeviceId device) {

@@ -107,11 +107,12 @@ Bytes owner_gradients(BufferSizes& s, const Key& k, PlaceId place) {
 }
 Bytes returned(BufferSizes& s, const Key& k, PlaceId place) {
   const Op combine = s.combine_of(k.layer(), k.microbatch(), k.chunk(), place);
-  return s.traffic(combine, place).rows_as_source * s.row(place);
+  return s.rows_back(combine, place) * s.row(place);
 }
 Bytes source_gradients(BufferSizes& s, const Key& k, PlaceId place) {
   const BufferSizes::Traffic t = s.traffic(k, place);
-  return t.rows_as_source * s.row(place) + t.copies_as_source * kWeightBytes;
+  const Op combine = s.combine_of(k.layer(), k.microbatch(), k.chunk(), place);
+  return s.rows_back(combine, place) * s.row(place) + t.copies_as_source * kWeightBytes;
 }
 /// One for each sequence, part of the load-balancing loss, and expert.
 double counts_of_sequences(const BufferSizes& s, const Key& k, PlaceId place) {

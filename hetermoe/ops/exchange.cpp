@@ -77,7 +77,48 @@ void add_next(ExchangeLoad& load, std::size_t receivers, const std::vector<NextS
   }
 }
 
+bool goes_by_node(const Op& op, const Placement& placement) {
+  return !placement.plan().row_nodes.empty() && needs_load(op.kind) && !is_compute(op.kind) &&
+         NodeRows(placement.plan(), placement.owners(op)).any();
+}
+
 namespace {
+
+constexpr Bytes kPickBytes = 4;  // which row of those of a node an owner needs
+
+/// In two exchanges.
+std::vector<PortBytes> bytes_by_node(const WorkModel& m, const Op& op, std::span<const DeviceId> participants,
+                                     const ExchangeLoad& load) {
+  std::vector<PortBytes> between(participants.size()), inside(participants.size());
+  const Exchange exchange(op, m.placement());
+  const NodeRows nodes(m.placement().plan(), exchange.owners());
+  const auto bytes_of = [&](double rows, double copies) {
+    return wire_bytes(op, m.placement().plan(), m.model().hidden, rows, copies);
+  };
+  const TokenRanges sources = exchange.sources();
+  for (std::size_t s = 0; s < sources.size(); ++s) {
+    const DeviceId source = sources.device(s);
+    for (std::size_t n = 0; n < nodes.num_nodes(); ++n) {
+      const std::optional<std::size_t> relay = nodes.relay(source, n);
+      double rows = 0, copies = 0;
+      for (const std::size_t o : nodes.owners()[n]) {
+        const double of_owner = load.rows_between(s, o), its_copies = load.copies_between(s, o);
+        rows += of_owner, copies += its_copies;
+        m.add(relay ? inside : between, participants, relay ? exchange.owners()[*relay] : source,
+              exchange.owners()[o], bytes_of(of_owner, its_copies));
+      }
+      if (relay)
+        m.add(between, participants, source, exchange.owners()[*relay],
+              bytes_of(load.rows_to_node(s, n), copies) + (exchange.to_owners() ? rows * kPickBytes : 0));
+    }
+  }
+  if (!exchange.to_owners()) {
+    between.swap(inside);
+    between = reversed(std::move(between)), inside = reversed(std::move(inside));
+  }
+  between.insert(between.end(), inside.begin(), inside.end());
+  return between;
+}
 
 std::vector<PortBytes> pairwise_bytes(const WorkModel& m, const Op& op,
                                       std::span<const DeviceId> participants, const ExchangeLoad& load) {
@@ -141,6 +182,7 @@ std::vector<PortBytes> product_bytes(const WorkModel& m, const Op& op, std::span
 
 std::vector<PortBytes> exchange_bytes(const WorkModel& model, const Op& op,
                                       std::span<const PlaceId> participants, const ExchangeLoad* load) {
+  if (goes_by_node(op, model.placement())) return bytes_by_node(model, op, participants, *load);
   if (!load->is_product()) return pairwise_bytes(model, op, participants, *load);
   std::vector<PortBytes> bytes = product_bytes(model, op, participants, *load);
   return goes_to_owners(op) ? bytes : reversed(std::move(bytes));
@@ -150,17 +192,37 @@ Bytes wire_row(const BufferSizes& sizes, const Op& op) {
   return row_bytes(wire_of(op, sizes.placement().plan()), real(sizes.model().hidden));
 }
 
+/// What a device passes on to the other owners of its node, as it comes and as it goes.
+Bytes passed_on(BufferSizes& sizes, const Op& op, DeviceId device) {
+  if (!goes_by_node(op, sizes.placement())) return 0;
+  const Exchange exchange(op, sizes.placement());
+  const ExchangeLoad& load = sizes.loads().of(op.group, op.layer, op.microbatch, op.chunk);
+  const NodeRows nodes(sizes.placement().plan(), exchange.owners());
+  double rows = 0;
+  for (std::size_t s = 0; s < exchange.sources().size(); ++s) {
+    for (std::size_t n = 0; n < nodes.num_nodes(); ++n) {
+      const std::optional<std::size_t> relay = nodes.relay(exchange.sources().device(s), n);
+      if (!relay || exchange.owners()[*relay] != device) continue;
+      rows += load.rows_to_node(s, n);
+      for (const std::size_t o : nodes.owners()[n]) rows += o == *relay ? 0 : load.rows_between(s, o);
+    }
+  }
+  return rows * wire_row(sizes, op);
+}
+
 Bytes exchange_workspace(BufferSizes& sizes, const Op& op, DeviceId device) {
+  const Bytes passed = passed_on(sizes, op, device);
   const Bytes wire = wire_row(sizes, op);
   const BufferSizes::Traffic t = sizes.traffic(op, device);
   const double received = t.rows_as_owner - t.rows_kept;
   if (has_scales(wire_of(op, sizes.placement().plan()))) {
     const Bytes in_fp32 = sizes.row_bytes_of(4);  // before they are encoded and after they are decoded
-    return (t.rows_as_owner + t.rows_as_source) * (wire + in_fp32);
+    return passed + (t.rows_as_owner + t.rows_as_source) * (wire + in_fp32);
   }
   const bool converts = wire != sizes.row(device);
-  if (goes_to_owners(op)) return (t.rows_as_source + (t.num_sources > 1 || converts ? received : 0)) * wire;
-  return converts ? (t.rows_as_owner + t.rows_as_source - t.rows_kept) * wire : 0;
+  if (goes_to_owners(op))
+    return passed + (t.rows_as_source + (t.num_sources > 1 || converts ? received : 0)) * wire;
+  return passed + (converts ? (t.rows_as_owner + t.rows_as_source - t.rows_kept) * wire : 0);
 }
 
 bool is_in_exchange_rounds(const Op& op, const Placement& placement) {

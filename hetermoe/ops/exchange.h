@@ -90,6 +90,10 @@ bool told_by_move(const Op& move, const Placement& placement, DeviceId receiver)
 /// do: tokens, and in the recorded form the rows of a source in proportion to the tokens of its segments.
 void add_next(ExchangeLoad& load, std::size_t receivers, const std::vector<NextSegment>& segments);
 
+/// Rows travel in two exchanges, because some go to a node once (NodeRows): between nodes, and inside them to
+/// the other owners; back to sources the other way round, with sums between nodes.
+bool goes_by_node(const Op& op, const Placement& placement);
+
 class BufferSizes;
 class WorkModel;
 struct PortBytes;

@@ -111,6 +111,18 @@ ExpectedRouting::ExpectedRouting(const ModelConfig& model, const std::vector<dou
   all_sets_ = symmetric_sum(weights_, num_drawn_);
 }
 
+std::vector<ExpectedRouting::Held> ExpectedRouting::joined(std::vector<Held> held) {
+  std::sort(held.begin(), held.end(), [](const Held& a, const Held& b) { return a.expert < b.expert; });
+  std::vector<Held> out;
+  for (const Held& h : held) {
+    if (!out.empty() && out.back().expert == h.expert)
+      out.back().share = std::min(1.0, out.back().share + h.share);
+    else
+      out.push_back(h);
+  }
+  return out;
+}
+
 double ExpectedRouting::rows_per_token(const std::vector<Held>& held) const {
   const bool whole = std::all_of(held.begin(), held.end(), [](const Held& h) { return h.share == 1; });
   if (whole && !hit_by_count_.empty()) return hit_by_count_[held.size()];
@@ -148,6 +160,13 @@ ExchangeLoad ExpectedRouting::exchange(const Placement& placement, i32 group, i3
     for (const Held& h : of_owner) copies += chance_[h.expert] * h.share;
     load.copies_per_token.push_back(copies);
     load.rows_per_token.push_back(plan.row_dedup ? rows_per_token(of_owner) : copies);
+  }
+  if (plan.row_nodes.empty()) return load;
+  const NodeRows nodes(plan, owners);
+  for (const std::vector<std::size_t>& there : nodes.owners()) {
+    std::vector<Held> of_node;
+    for (const std::size_t o : there) of_node.insert(of_node.end(), held[o].begin(), held[o].end());
+    load.node_rows_per_token.push_back(rows_per_token(joined(std::move(of_node))));
   }
   return load;
 }

@@ -5,6 +5,7 @@
 #include <tuple>
 #include <vector>
 
+#include "hetermoe/placement/node_rows.h"
 #include "hetermoe/placement/placement.h"
 
 // How many rows travel: the schedule never holds token counts, a routing load does.
@@ -32,6 +33,9 @@ struct ExchangeLoad {
   /// Where results go to the devices of the next layer (CombineTo::kNext): [receivers] their tokens of the
   /// chunk, and [receivers * owners] their rows in the recorded form. Empty = results go to the sources.
   std::vector<double> next_tokens = {}, next_rows = {};
+  /// Where a token goes once to each node (NodeRows), the rows to nodes with owners: [nodes] product form,
+  /// and [sources * nodes] recorded form.
+  std::vector<double> node_rows_per_token = {}, node_rows = {};
 
   std::size_t num_sources() const { return tokens.size(); }
   std::size_t num_owners() const { return rows_per_token.size(); }
@@ -46,6 +50,11 @@ struct ExchangeLoad {
   double next_rows_between(std::size_t receiver, std::size_t owner) const {
     return is_product() ? next_tokens[receiver] * rows_per_token[owner]
                         : next_rows[receiver * num_owners() + owner];
+  }
+  /// Distinct rows of a source for all owners of a node.
+  double rows_to_node(std::size_t source, std::size_t node) const {
+    return is_product() ? tokens[source] * node_rows_per_token[node]
+                        : node_rows[source * (node_rows.size() / num_sources()) + node];
   }
   double rows_at(std::size_t owner) const;    ///< rows that an owner receives
   double copies_at(std::size_t owner) const;  ///< copies that an owner computes
@@ -77,6 +86,8 @@ class ExpectedRouting : public RoutingLoad {
     std::size_t expert;
     double share;
   };
+  /// Each expert once, with the sum of its shares.
+  static std::vector<Held> joined(std::vector<Held> held);
   /// Rows per token that go to a device with these experts.
   double rows_per_token(const std::vector<Held>& held) const;
 

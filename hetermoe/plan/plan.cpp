@@ -8,6 +8,7 @@
 #include "hetermoe/plan/combine_to.h"
 #include "hetermoe/plan/nics.h"
 #include "hetermoe/plan/recompute.h"
+#include "hetermoe/plan/row_nodes.h"
 #include "hetermoe/plan/teams.h"
 #include "hetermoe/plan/turns.h"
 
@@ -111,7 +112,8 @@ class Validator {
     if (faults_.empty()) check_hosts();
     if (faults_.empty()) check_homes();
     if (faults_.empty())
-      add(turn_faults(plan_)), add(combine_faults(plan_)), add(nic_faults(plan_, cluster_));
+      add(turn_faults(plan_)), add(combine_faults(plan_)), add(nic_faults(plan_, cluster_)),
+          add(row_node_faults(plan_, cluster_));
     if (faults_.empty()) check_expected();
     return faults_;
   }

@@ -313,6 +313,9 @@ struct Plan : PlanChoices {
   std::vector<i64> guest_cost = {};
   /// [num_devices] the node whose host a device uses, which is its own; empty = nothing is on a host.
   std::vector<NodeId> hosts = {};
+  /// [num_devices] the node of a device: a token goes once to each node with owners of its experts, and one
+  /// of these passes it on to the others there (NodeRows). Empty = a token goes straight to each owner.
+  std::vector<NodeId> row_nodes = {};
   std::string explicit_order;              ///< schedule text, for order = explicit
   std::optional<double> predicted_step_s;  ///< of the planner that chose it
   template <class V>
@@ -342,6 +345,11 @@ struct Plan : PlanChoices {
     v("guest_cost", guest_cost, "copies that a device computes in the time that a guest costs; empty = 0",
       between(0, 1e9));
     v("hosts", hosts, "node whose host each device uses; empty = nothing is on a host", at_least(0));
+    v("row_nodes", row_nodes,
+      "node of each device: a token goes once to each node, and a device there passes it on; empty = once to "
+      "each "
+      "device",
+      at_least(0));
     slot_fields(v);
     network_fields(v);
     v("predicted_step_s", predicted_step_s, "predicted seconds per step");

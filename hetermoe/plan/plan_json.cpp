@@ -32,6 +32,7 @@ Json to_json(const Plan& plan) {
   if (!plan.expected) json.erase("expected");
   if (plan.combine_to == CombineTo::kSource) json.erase("combine_to");
   if (plan.hosts.empty()) json.erase("hosts");
+  if (plan.row_nodes.empty()) json.erase("row_nodes");
   if (plan.nics.empty()) json.erase("nics");
   if (plan.guest_slots == 0) {
     for (const char* key : {"guest_slots", "guest_depth", "guest_cost"}) json.erase(key);

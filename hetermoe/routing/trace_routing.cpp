@@ -90,6 +90,20 @@ void TraceRouting::add_source(ExchangeLoad& load, const OwnerTable& owners, Ids 
 
 namespace {
 
+/// Of one source. destinations: [tokens * k].
+void add_node_rows(ExchangeLoad& load, const NodeRows& nodes, std::span<const i32> destinations,
+                   std::size_t k) {
+  const std::size_t begin = load.node_rows.size();
+  load.node_rows.resize(begin + nodes.num_nodes(), 0);
+  std::vector<i64> last(nodes.num_nodes(), -1);  // token that was sent there last
+  for (std::size_t i = 0; i < destinations.size(); ++i) {
+    if (destinations[i] < 0) continue;
+    const std::size_t node = nodes.node_of(idx(destinations[i]));
+    if (last[node] != static_cast<i64>(i / k)) load.node_rows[begin + node] += 1;
+    last[node] = static_cast<i64>(i / k);
+  }
+}
+
 /// Rows of a segment, whose first token is number `first` of its source in the chunk, from each owner.
 /// destinations: [tokens * k] of the source.
 void add_rows_of_segment(ExchangeLoad& load, std::span<const i32> destinations, std::size_t k,
@@ -139,6 +153,12 @@ ExchangeLoad TraceRouting::exchange_by(std::span<const OwnerTable> of_source, co
   const std::vector<Ids> sources = ids_of(placement, group, layer, microbatch, chunk);
   for (std::size_t s = 0; s < sources.size(); ++s)
     add_source(load, of_source[of_source.size() == 1 ? 0 : s], sources[s], placement.plan().row_dedup);
+  if (!placement.plan().row_nodes.empty()) {
+    const NodeRows nodes(placement.plan(), placement.owners(group, layer, microbatch, Phase::kForward));
+    for (std::size_t s = 0; s < sources.size(); ++s)
+      add_node_rows(load, nodes, copy_destinations(sources[s], of_source[of_source.size() == 1 ? 0 : s]),
+                    idx(header_.top_k));
+  }
   if (!placement.joins_at(group, layer + 1, microbatch)) return load;
   load.next_tokens.assign(placement.ranges(group, layer + 1, microbatch).size(), 0);
   load.next_rows.assign(load.next_tokens.size() * load.num_owners(), 0);

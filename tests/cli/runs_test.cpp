@@ -212,7 +212,7 @@ TEST(Interrupted, CtrlCAtATerminalReachesALaunchedRunOnce) {
 }
 
 TEST(Interrupted, ASignalToTheWholeGroupEndsALaunchedRunWithItsResults) {
-  for (const std::string& times : {"once", "twice"}) {
+  for (const std::string times : {"once", "twice"}) {
     const WorkFolder folder;
     std::vector<std::string> words =
         short_train(folder, {"--train.steps", "100000", "--train.log_every", "1"});

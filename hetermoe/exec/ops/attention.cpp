@@ -165,11 +165,10 @@ void run_backward(OpContext& d, const Op& op) {
     in.z_factor = d.input->router.z_loss * d.input->loss_scale / real(total_tokens(d.p.plan()));
     std::vector<MergePart> parts;
     for (ChunkSlot& chunk : slot.chunks) {
-      for (std::size_t o = 0; o < chunk.d_send.size(); ++o) {
-        const SendIndex& sent = chunk.routed.send[o];
-        parts.push_back({sent.token_R, chunk.d_send[o]});
-        place_flat_(in.dweights_TK, sent.flat_C, chunk.d_send_weights[o]);
-      }
+      const std::vector<at::Tensor> tokens = chunk.routed.tokens_back();
+      for (std::size_t i = 0; i < chunk.d_send.size(); ++i) parts.push_back({tokens[i], chunk.d_send[i]});
+      for (std::size_t o = 0; o < chunk.d_send_weights.size(); ++o)
+        place_flat_(in.dweights_TK, chunk.routed.send[o].flat_C, chunk.d_send_weights[o]);
     }
     add_parts_(in.dx_TD, parts);
     const OpContext::Sequences own = d.sequences(op, op.layer);

@@ -3,6 +3,7 @@
 
 #include "hetermoe/comm/codec.h"
 #include "hetermoe/device/host_copy.h"
+#include "hetermoe/exec/ops/exchange_rows.h"
 #include "hetermoe/exec/ops/next_routing.h"
 #include "hetermoe/nn/router.h"
 #include "hetermoe/nn/rows.h"
@@ -19,7 +20,10 @@ void pack_sizes(OpContext& d, const Op& op, Devices, std::vector<Message>& out) 
   if (!d.sends(op)) return;
   // With tally only now is it known which copies go where.
   if (d.p.tallies(op.group, op.layer)) route_chunk(d, op, d.slots.layer(op.layer, op.microbatch), op.chunk);
-  at::Tensor begins = d.slots.chunk(op.layer, op.microbatch, op.chunk).routed.begins;
+  RoutedCopies& routed = d.slots.chunk(op.layer, op.microbatch, op.chunk).routed;
+  find_node_tokens(d, op, routed);
+  at::Tensor begins = routed.begins;
+  if (!routed.of_nodes.empty()) begins = at::cat({begins, node_counts(routed).to(begins.device())});
   if (d.p.joins_at(op.group, op.layer + 1, op.microbatch)) {
     const i64 numbers = num_next_counts(d, op, op.layer, idx(d.p.ranges(op).index_of(d.device())));
     const at::Tensor& next = d.slots.layer(op.layer, op.microbatch).next_CSO;
@@ -35,8 +39,9 @@ i64 num_begins(const LayerRouting& routing) {
 MessageShape expected_sizes(OpContext& d, const Op& op, DeviceId peer, const Message&) {
   if (!Exchange(op, d.p).sends(peer)) return {};
   const LayerRouting& routing = d.routing_of(op);
-  const i64 numbers =
-      num_begins(routing) + num_next_counts(d, op, op.layer, idx(d.p.ranges(op).index_of(peer)));
+  const i64 numbers = num_begins(routing) +
+                      num_next_counts(d, op, op.layer, idx(d.p.ranges(op).index_of(peer))) +
+                      static_cast<i64>(num_node_counts(d, op, peer));
   return {.numbers = 0, .values = 0, .tensors = {{at::kInt, {numbers}}}};
 }
 
@@ -162,12 +167,14 @@ void unpack_sizes(OpContext& d, const Op& op, Devices participants, std::vector<
     all.push_back({{next, next + begins}, routing});
     check_sizes(d, op, source.device, end - begin, all.back());
     if (joins) add_next_rows(d, op, source.device, next + begins, all.back(), slot.load);
+    const i32* told_nodes = next + begins;  // of plans that join nothing
     next += told[all.size() - 1].numel();
     slot.load.tokens.push_back(real(end - begin));
     for (std::size_t o = 0; o < num_owners; ++o) {
       slot.load.rows.push_back(real(all.back().rows(o)));
       slot.load.copies.push_back(real(all.back().copies(o)));
     }
+    add_node_rows(d, op, all.size() - 1, told_nodes, slot.load);
     if (source.device == d.device()) cut_by_owner(slot.routed, routing, all.back().begins);
   }
   slot.load.guest_copies = copies_of_guests(slot.load, all);
@@ -175,133 +182,37 @@ void unpack_sizes(OpContext& d, const Op& op, Devices participants, std::vector<
     slot.offsets = offsets_of_slots(slots_here(d, op), exchange.owner_index(d.device()), all);
 }
 
-/// dispatch.F: rows, routing weights and indices to the owners. dispatch.R sends the same again.
-void pack_rows_forward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
-  if (!d.sends(op)) return;
-  const LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
-  const std::vector<SendIndex>& send = slot.chunks[idx(op.chunk)].routed.send;
-  const std::vector<DeviceId>& owners = d.p.owners(op);
-  const at::Tensor flat_weights = slot.weights.reshape({-1});
-  for (std::size_t o = 0; o < owners.size(); ++o) {
-    Message& message = out[position(participants, owners[o])];
-    message.tensors.push_back(encoded(d, op, gather_rows(slot.send, send[o].token_R)));
-    message.tensors.push_back(flat_weights.index_select(0, send[o].flat_C.to(flat_weights.device())));
-    message.tensors.push_back(send[o].row_C.to(at::kInt));
-    message.tensors.push_back(send[o].expert_C.to(at::kInt));
-  }
-}
-
-void unpack_rows_forward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
-  if (!d.receives(op)) return;
-  ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
-  const bool on_device = d.routing[idx(op.layer)].on_device.has_value();
-  const auto index_here = [&](const at::Tensor& index) {
-    return on_device ? d.received(index) : to_host(index, "indices").to(at::kLong);
-  };
-  std::vector<at::Tensor> rows, weights;
-  std::vector<ReceivedIndex> indices;
-  for (const TokenRange source : d.p.ranges(op)) {
-    Message& message = in[position(participants, source.device)];
-    rows.push_back(decoded(d, op, message.tensors[0]).to(d.state.dtype()));
-    weights.push_back(d.received(message.tensors[1]).to(accumulate_type(d.state.dtype())));
-    indices.push_back({rows.back().size(0), index_here(message.tensors[2]), index_here(message.tensors[3])});
-  }
-  slot.rows = rows.size() == 1 ? rows[0] : at::cat(rows);
-  slot.groups = group_received(d.routing_of(op), indices, slots_here(d, op), slot.offsets);
-  slot.weights = to_grouped(slot.groups, at::cat(weights));
-}
-
-/// Rows, weights and indices from a source to an owner, by the sizes that were told.
-MessageShape expected_forward(OpContext& d, const Op& op, DeviceId peer) {
-  const std::optional<Exchange::Segment> told = Exchange(op, d.p).segment_between(peer, d.device());
-  if (!told) return {};
-  const ExchangeLoad& load = d.slots.chunk(op.layer, op.microbatch, op.chunk).load;
-  const auto rows = static_cast<i64>(load.rows_between(told->source, told->owner));
-  const auto copies = static_cast<i64>(load.copies_between(told->source, told->owner));
-  const at::ScalarType theirs = scalar_type(d.p.plan().dtype[idx(peer)]);
-  return {.numbers = 0,
-          .values = 0,
-          .tensors = {encoded_part(wire_of(op, d.p.plan()), rows, d.model.hidden),
-                      {accumulate_type(theirs), {copies}},
-                      {at::kInt, {copies}},
-                      {at::kInt, {copies}}}};
-}
-
-/// Rows and experts of the copies, where the host reads them: kernels of our own are not told what to read by
-/// another host.
-void check_indices(OpContext& d, const Op& op, DeviceId peer, const Message& message) {
-  if (op.phase == Phase::kBackward || message.tensors.empty()) return;
-  if (d.routing[idx(op.layer)].on_device) return;
-  const std::vector<i64>& slot_of = slots_here(d, op);
-  const i64 num_rows = message.tensors[0].size(0);
-  const at::Tensor rows = to_host(message.tensors[2], "indices").contiguous(),
-                   experts = to_host(message.tensors[3], "indices").contiguous();
-  for (i64 c = 0; c < rows.numel(); ++c) {
-    const i64 row = rows.const_data_ptr<i32>()[c], expert = experts.const_data_ptr<i32>()[c];
-    if (row < 0 || row >= num_rows) {
-      fail<TransportError>(d.name_of_peer(peer), "row of copy {}: got {}, expected 0 to {}", c, row,
-                           num_rows - 1);
-    }
-    if (expert < 0 || expert >= static_cast<i64>(slot_of.size()) || slot_of[idx(expert)] < 0)
-      fail<TransportError>(d.name_of_peer(peer), "expert of copy {}: got {}, which is not here", c, expert);
-  }
-}
-
-/// dispatch.B: gradients of the rows and of the routing weights go back to the sources.
-void pack_rows_backward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
-  if (!d.sends(op)) return;
-  ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
-  const at::Tensor rows = encoded(d, op, slot.d_rows);
-  const Exchange exchange(op, d.p);
-  const TokenRanges sources = exchange.sources();
-  const std::size_t me = exchange.owner_index(d.device());
-  i64 row = 0, copy = 0;
-  for (std::size_t s = 0; s < sources.size(); ++s) {
-    Message& message = out[position(participants, sources.device(s))];
-    const auto num_rows = static_cast<i64>(slot.load.rows_between(s, me));
-    const auto num_copies = static_cast<i64>(slot.load.copies_between(s, me));
-    message.tensors.push_back(rows.narrow(0, row, num_rows));
-    message.tensors.push_back(slot.d_weights.narrow(0, copy, num_copies));
-    row += num_rows;
-    copy += num_copies;
-  }
-}
-
-void unpack_rows_backward(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
-  if (!d.receives(op)) return;
-  ChunkSlot& slot = d.slots.chunk(op.layer, op.microbatch, op.chunk);
-  slot.d_send.clear();
-  slot.d_send_weights.clear();
-  for (const DeviceId owner : d.p.owners(op)) {
-    std::vector<at::Tensor>& tensors = in[position(participants, owner)].tensors;
-    slot.d_send.push_back(decoded(d, op, tensors[0]));
-    slot.d_send_weights.push_back(d.received(tensors[1]));
-  }
-}
-
 void pack_rows(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
-  op.phase == Phase::kBackward ? pack_rows_backward(d, op, participants, out)
-                               : pack_rows_forward(d, op, participants, out);
+  op.phase == Phase::kBackward ? pack_to_sources(d, op, participants, out)
+                               : pack_to_owners(d, op, participants, out);
 }
 
 void unpack_rows(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
-  op.phase == Phase::kBackward ? unpack_rows_backward(d, op, participants, in)
-                               : unpack_rows_forward(d, op, participants, in);
+  op.phase == Phase::kBackward ? unpack_at_source(d, op, participants, in)
+                               : unpack_at_owner(d, op, participants, in);
 }
 
-MessageShape expected_rows(OpContext& d, const Op& op, DeviceId peer, const Message&) {
-  return op.phase == Phase::kBackward ? expected_rows_back(d, op, peer) : expected_forward(d, op, peer);
+MessageShape expected_rows(OpContext& d, const Op& op, DeviceId peer, const Message& own) {
+  return op.phase == Phase::kBackward ? expected_at_source(d, op, peer, own)
+                                      : expected_at_owner(d, op, peer, own);
+}
+
+void check_rows(OpContext& d, const Op& op, DeviceId peer, const Message& message) {
+  if (op.phase != Phase::kBackward) check_at_owner(d, op, peer, message);
 }
 
 }  // namespace
 
 ExecOp exec_ops::dispatch() {
   static const TransferOp rows = {
-      .pack = pack_rows, .expected = expected_rows, .check_content = check_indices, .unpack = unpack_rows};
+      .pack = pack_rows, .expected = expected_rows, .check_content = check_rows, .unpack = unpack_rows};
   static const TransferOp sizes = {
       .pack = pack_sizes, .expected = expected_sizes, .unpack = unpack_sizes, .next = &rows};
+  static const TransferOp sizes_by_node = {
+      .pack = pack_sizes, .expected = expected_sizes, .unpack = unpack_sizes, .next = &to_owners_by_node()};
   TransferOp all = rows;
-  all.sizes = &sizes;
+  all.sizes = &sizes, all.sizes_by_node = &sizes_by_node;
+  all.to_owners_by_node = &to_owners_by_node(), all.to_sources_by_node = &to_sources_by_node();
   return all;
 }
 

@@ -36,7 +36,12 @@ const TransferOp& transfer_op_of(const Op& op, const Placement& placement, const
   if (of_kind.in_two_levels != nullptr &&
       pays_two_levels(cluster, placement.states()[idx(op.state)].reducers()))
     return *of_kind.in_two_levels;
-  return tells_sizes(op, placement) ? *of_kind.sizes : of_kind;
+  const bool tells = tells_sizes(op, placement);
+  if (of_kind.to_owners_by_node == nullptr || !goes_by_node(op, placement))
+    return tells ? *of_kind.sizes : of_kind;
+  return tells                ? *of_kind.sizes_by_node
+         : goes_to_owners(op) ? *of_kind.to_owners_by_node
+                              : *of_kind.to_sources_by_node;
 }
 
 i64 num_exchanges(const Op& op, const Placement& placement, const Cluster& cluster) {
@@ -89,21 +94,6 @@ at::Tensor encoded(OpContext& d, const Op& op, const at::Tensor& x_RD) {
 
 at::Tensor decoded(const OpContext& d, const Op& op, const at::Tensor& received) {
   return decode(d.received(received), wire_of(op, d.p.plan()), d.state.dtype());
-}
-
-MessageShape expected_rows_back(OpContext& d, const Op& op, DeviceId peer) {
-  const Exchange exchange(op, d.p);
-  const std::optional<Exchange::Segment> told = exchange.segment_between(peer, d.device());
-  if (!told) return {};
-  const ExchangeLoad& load = d.slots.chunk(op.layer, op.microbatch, op.chunk).load;
-  const auto rows = static_cast<i64>(exchange.rows_between(load, told->source, told->owner));
-  MessageShape shape;
-  shape.tensors = {encoded_part(wire_of(op, d.p.plan()), rows, d.model.hidden)};
-  if (row_of(op.kind).carries_routing_weights) {
-    const auto copies = static_cast<i64>(load.copies_between(told->source, told->owner));
-    shape.tensors.push_back({accumulate_type(scalar_type(d.p.plan().dtype[idx(peer)])), {copies}});
-  }
-  return shape;
 }
 
 }  // namespace hetermoe

@@ -25,6 +25,8 @@ struct TransferOp {
   const TransferOp* of_saved = nullptr;
   /// Their exchange in place of this one if two levels pay (TwoLevel). Null = this one in any case.
   const TransferOp* in_two_levels = nullptr;
+  /// Their exchanges in place of this one where rows go by nodes (goes_by_node), and with sizes before them.
+  const TransferOp *to_owners_by_node = nullptr, *to_sources_by_node = nullptr, *sizes_by_node = nullptr;
   /// Those among the participants with whom a device exchanges, itself included, ascending. They get a
   /// message each in pack and unpack. Null = all participants.
   std::vector<DeviceId> (*peers)(const Cluster& cluster, Devices participants, DeviceId self) = nullptr;
@@ -95,8 +97,5 @@ void check_copies(OpContext& d, DeviceId source, const char* what, i64 got, i64 
 /// scales.
 at::Tensor encoded(OpContext& d, const Op& op, const at::Tensor& x_RD);
 at::Tensor decoded(const OpContext& d, const Op& op, const at::Tensor& received);
-
-/// combine and dispatch.B: rows by the counts that dispatch.F told.
-MessageShape expected_rows_back(OpContext& d, const Op& op, DeviceId peer);
 
 }  // namespace hetermoe

@@ -12,7 +12,7 @@ namespace hetermoe {
 
 inline constexpr Seconds kNever = std::numeric_limits<Seconds>::infinity();  ///< of a plan that there is not
 
-inline constexpr i64 kSmallCluster = 6;  ///< devices of a cluster that is searched device by device
+inline constexpr i64 kSmallCluster = 6;    ///< devices of a cluster that is searched device by device
 inline constexpr i64 kMiddleCluster = 16;  ///< of a cluster where many pipelines are weighed
 
 /// Devices that no cost can tell apart: of one type and speed, on nodes with links within 10 % of each other;

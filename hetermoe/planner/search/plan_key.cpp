@@ -99,6 +99,7 @@ u64 key_of(const Plan& plan) {
   add_choices(hash, plan);
   for (const double length : plan.turn_lengths) hash.add(std::bit_cast<u64>(length));
   if (std::optional<ExpectedTimes> expected = plan.expected) FieldHash{hash}.add(*expected);
+  if (!plan.row_nodes.empty()) hash.add(true);
   if (plan.foreseen) hash.add(plan.foreseen);
   if (plan.guest_slots > 0) hash.add(plan.guest_slots).add(plan.guest_depth);
   for (const Group& group : plan.groups) add_group(hash, group);

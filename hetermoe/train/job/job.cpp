@@ -11,6 +11,7 @@
 #include "hetermoe/plan/nics.h"
 #include "hetermoe/plan/offload.h"
 #include "hetermoe/plan/recompute.h"
+#include "hetermoe/plan/row_nodes.h"
 #include "hetermoe/train/job/clock_choice.h"
 #include "hetermoe/train/job/divided_plan.h"
 #include "hetermoe/train/job/freeze.h"
@@ -274,6 +275,7 @@ Plan plan_of_strategy(const Job& job, const ModelConfig& model, const Cluster& c
   take_choices(plan, options), plan.nics = request.nics;
   set_recompute_of_layers(plan, options.recompute_layers, "plan.recompute_layers");
   if (options.shard_weights) shard_weights(plan);
+  if (options.node_dedup) plan.row_nodes = nodes_of_devices(cluster);
   offload(plan, model, cluster, options.offload, "plan.offload");
   set_dtypes(plan, options);
   plan.made_for = cluster.types_text();

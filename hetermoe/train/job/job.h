@@ -152,7 +152,7 @@ struct PlanOptions : PlanChoices, CutOptions {
   std::vector<i64> experts_moved;
   i32 window = -1;
   std::string recompute_layers;
-  bool shard_weights = false;
+  bool node_dedup = false, shard_weights = false;
   std::vector<std::string> offload;
   std::optional<Dtype> attention_dtype, expert_dtype;
   std::optional<Wire> wire_dtype;
@@ -173,6 +173,9 @@ struct PlanOptions : PlanChoices, CutOptions {
       at_least(-1));
     CutOptions::fields(v);
     step_fields(v);
+    v("node_dedup", node_dedup,
+      "send a token once per node, where a device passes it on to the other owners of its experts "
+      "(docs/schedule.md)");
     v("recompute_layers", recompute_layers,
       "layers that differ from plan.recompute, as ranges: \"0-3:off,4-7:local\"");
     state_fields(v);

@@ -1,0 +1,16 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "hetermoe/plan/plan.h"
+
+namespace hetermoe {
+
+/// Plan::row_nodes of a cluster.
+std::vector<NodeId> nodes_of_devices(const Cluster& cluster);
+
+/// What validate() finds in Plan::row_nodes: other nodes than those of the cluster, and settings that it
+/// excludes.
+std::vector<std::string> row_node_faults(const Plan& plan, const Cluster& cluster);
+
+}  // namespace hetermoe
