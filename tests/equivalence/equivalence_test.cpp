@@ -6,6 +6,7 @@
 #include <numeric>
 #include <set>
 
+#include "hetermoe/ops/exchange.h"
 #include "hetermoe/planner/strategies/baselines.h"
 #include "tests/support/case_count.h"
 #include "tests/support/one_thread.h"
@@ -20,7 +21,7 @@ namespace {
 struct Coverage {
   std::atomic<i64> runs = 0, empty_messages = 0, full_messages = 0;
   i64 zero_token_experts = 0, zero_share_devices = 0, idle_devices = 0, moves = 0, reduced_experts = 0;
-  i64 indivisible_experts = 0, three_types = 0, zero_share_replicas = 0;
+  i64 indivisible_experts = 0, three_types = 0, zero_share_replicas = 0, by_node = 0;
 
   void count_plan(const Placement& p, const Schedule& schedule, const ModelConfig& model,
                   const Cluster& cluster) {
@@ -44,7 +45,10 @@ struct Coverage {
     }
     idle_devices += cluster.num_devices() - static_cast<i64>(used.size());
     three_types += types.size() == 3 ? 1 : 0;
-    for (const Op& op : schedule.ops) moves += op.kind == OpKind::kMove ? 1 : 0;
+    for (const Op& op : schedule.ops) {
+      moves += op.kind == OpKind::kMove ? 1 : 0;
+      by_node += needs_load(op.kind) && !is_compute(op.kind) && goes_by_node(op, p) ? 1 : 0;
+    }
     for (const State& state : schedule.states)
       reduced_experts += state.part == State::Part::kExperts && state.devices.size() > 1 ? 1 : 0;
   }
@@ -174,6 +178,7 @@ TEST_P(RandomPlans, EqualTheReference) {
   EXPECT_GT(coverage.three_types, 0);
   EXPECT_GT(coverage.moves, 0);
   EXPECT_GT(coverage.reduced_experts, 0);
+  EXPECT_GT(coverage.by_node, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Equivalence, RandomPlans, ::testing::Range(0, 4));

@@ -5,10 +5,9 @@
 #include <mutex>
 
 #include "hetermoe/cluster/cluster.h"
-#include "hetermoe/cost/cost_model.h"
 #include "hetermoe/plan/offload.h"
 #include "tests/support/fast_nodes.h"
-#include "tests/support/rig.h"
+#include "tests/support/sent_bytes.h"
 #include "tests/support/strategy_plans.h"
 
 namespace hetermoe::testing {
@@ -24,44 +23,18 @@ Rig ep_rig(RigOptions options, const Cluster& cluster, bool gathers = false,
   return Rig(model, cluster, plan, std::move(options));
 }
 
-/// Nodes of one, three and two devices.
-Cluster uneven_nodes() {
-  return parse_cluster(
-      parse_yaml("{name: uneven, local_gb_s: 1000, nodes: [{devices: [A40]}, {devices: [V100 "
-                 "x3]}, {devices: [A40 x2]}]}",
-                 "test"),
-      "test ");
-}
-
 void run_step(Rig& rig) {
   rig.load(lively_values(rig.model()));
   rig.executor().run(random_input(rig.plan(), rig.model()));
 }
 
-/// Bytes that leave a device in collectives of states in one step.
-struct SentBytes {
-  double network = 0, local = 0;
-};
-struct Sent {
-  std::map<DeviceId, SentBytes> counted, priced;
-  std::size_t most_exchanges = 0;  ///< of a transfer
-};
-
 Sent run_reduces(const Cluster& cluster, bool gathers, WireReduce wire = WireReduce::kFp32) {
   Sent sent;
   std::mutex mutex;
   RigOptions options;
-  options.on_send = [&](const ExchangeCall& call, std::vector<Message>& out) {
-    if (!call.name.starts_with("reduce") && !call.name.starts_with("all_gather")) return;
-    const std::lock_guard lock(mutex);
-    SentBytes& own = sent.counted[call.self];
-    for (std::size_t i = 0; i < out.size(); ++i) {
-      if (call.participants[i] == call.self) continue;
-      const bool local = cluster.node_of(call.participants[i]) == cluster.node_of(call.self);
-      for (const at::Tensor& tensor : out[i].tensors)
-        (local ? own.local : own.network) += static_cast<double>(tensor.nbytes());
-    }
-  };
+  options.on_send = sent_counter(sent, mutex, cluster, [](const ExchangeCall& call) {
+    return call.name.starts_with("reduce") || call.name.starts_with("all_gather");
+  });
   Rig rig = ep_rig(std::move(options), cluster, gathers, wire);
   run_step(rig);
   const WorkModel work(rig.placement(), rig.model(), rig.cluster());
@@ -70,12 +43,7 @@ Sent run_reduces(const Cluster& cluster, bool gathers, WireReduce wire = WireRed
     if (row_of(op.kind).participants != Participants::kStateDevices) continue;
     std::vector<DeviceId> participants;
     for (const LaneId lane : rig.schedule().lanes_of(id)) participants.push_back(device_of(lane));
-    const std::vector<PortBytes> bytes = work.port_bytes(op, participants, nullptr);
-    sent.most_exchanges = std::max(sent.most_exchanges, bytes.size() / participants.size());
-    for (std::size_t i = 0; i < bytes.size(); ++i) {
-      SentBytes& own = sent.priced[participants[i % participants.size()]];
-      own.network += bytes[i].net_out, own.local += bytes[i].local_out;
-    }
+    sent.add_priced(work, op, participants, nullptr);
   }
   return sent;
 }

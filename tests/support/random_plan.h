@@ -6,6 +6,7 @@
 #include "hetermoe/cluster/cluster.h"
 #include "hetermoe/plan/offload.h"
 #include "hetermoe/plan/recompute.h"
+#include "hetermoe/plan/row_nodes.h"
 #include "hetermoe/schedule/schedule.h"
 #include "tests/nn/tiny_models.h"
 
@@ -266,6 +267,14 @@ inline void share_sequences(u64 seed, Plan& plan, i64 heads) {
   }
 }
 
+/// In some plans that may, tokens go once to each node.
+inline void send_once_a_node(u64 seed, Plan& plan, const Cluster& cluster) {
+  Chooser choose(seed ^ 0x90de);
+  if (!choose.chance(0.4)) return;
+  plan.row_nodes = nodes_of_devices(cluster);
+  if (!row_node_faults(plan, cluster).empty()) plan.row_nodes.clear();
+}
+
 inline void differ_in_recompute(Chooser& choose, Plan& plan) {
   for (Group& group : plan.groups) {
     for (LayerPlacement& layer : group.layers) {
@@ -307,6 +316,7 @@ inline RandomCase random_case(u64 seed, i32 max_devices = 8) {
   if (choose.chance(0.4)) plan.weight_gradients = WeightGradients::kAfter;
   if (plan.shard_optimizer && choose.chance(0.5)) shard_weights(plan);
   random_plan::share_sequences(seed, plan, out.model.num_heads);
+  random_plan::send_once_a_node(seed, plan, out.cluster);
   return out;
 }
 
@@ -350,6 +360,7 @@ inline void adapt_on_hosts(RandomCase& c) {
 inline i64 combine_to_next(RandomCase& c) {
   Chooser choose(c.seed ^ 0x9e87);
   c.plan.combine_to = CombineTo::kNext;
+  c.plan.row_nodes.clear();
   i64 joins = 0;
   for (Group& group : c.plan.groups) {
     group.embed.clear();

@@ -10,6 +10,7 @@ namespace hetermoe::testing {
 /// Turns tally on, with speeds that differ. False where a plan may not have it.
 inline bool use_tally(Plan& plan, const ModelConfig& model) {
   plan.tally = true;
+  plan.row_nodes.clear();
   plan.split_speeds.clear();
   for (std::size_t d = 0; d < plan.dtype.size(); ++d)
     plan.split_speeds.push_back(1 + static_cast<i64>(d % 3));
