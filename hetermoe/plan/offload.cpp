@@ -7,6 +7,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/plan/recompute.h"
+#include "hetermoe/plan/row_nodes.h"
 
 namespace hetermoe {
 namespace {
@@ -174,7 +175,7 @@ void offload(Plan& plan, const ModelConfig& model, const Cluster& cluster,
              const std::vector<std::string>& entries, const std::string& where) {
   for (const std::string& entry : entries) apply(Parser(model, cluster, entry, where).parse(), plan);
   if (!wants_hosts(plan) || uses_hosts(plan)) return;
-  for (const Device& device : cluster.devices) plan.hosts.push_back(device.node);
+  plan.hosts = nodes_of_devices(cluster);
 }
 
 void shard_weights(Plan& plan) {

@@ -1,6 +1,8 @@
 #include "hetermoe/plan/row_nodes.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/plan/backward_shares.h"
@@ -25,6 +27,21 @@ std::vector<NodeId> nodes_of_devices(const Cluster& cluster) {
   std::vector<NodeId> nodes;
   for (const Device& device : cluster.devices) nodes.push_back(device.node);
   return nodes;
+}
+
+bool may_pass_rows_on(const Plan& plan, const Cluster& cluster) {
+  for (const Group& group : plan.groups) {
+    for (const LayerPlacement& layer : group.layers) {
+      std::map<NodeId, std::set<DeviceId>> owners;
+      for (const ExpertOwners& of_expert : layer.experts)
+        for (const ExpertOwner& owner : of_expert) owners[cluster.node_of(owner.device)].insert(owner.device);
+      std::set<NodeId> nodes;
+      for_devices(layer.attention, [&](DeviceId device) { nodes.insert(cluster.node_of(device)); });
+      for (const auto& [node, devices] : owners)
+        if (devices.size() > 1 && (nodes.size() > 1 || !nodes.contains(node))) return true;
+    }
+  }
+  return false;
 }
 
 std::vector<std::string> row_node_faults(const Plan& plan, const Cluster& cluster) {

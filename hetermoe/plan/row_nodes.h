@@ -13,4 +13,7 @@ std::vector<NodeId> nodes_of_devices(const Cluster& cluster);
 /// excludes.
 std::vector<std::string> row_node_faults(const Plan& plan, const Cluster& cluster);
 
+/// Some layer has several owners on a node, and sources on another one: rows would be passed on.
+bool may_pass_rows_on(const Plan& plan, const Cluster& cluster);
+
 }  // namespace hetermoe

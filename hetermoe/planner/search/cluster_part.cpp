@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/plan/row_nodes.h"
 #include "hetermoe/planner/search/same_group.h"
 
 namespace hetermoe {
@@ -31,9 +32,8 @@ ClusterPart part_without(const Cluster& whole, const std::vector<DeviceId>& idle
 void number_back(Plan& plan, const ClusterPart& part, const PlanRequest& whole) {
   for (Group& group : plan.groups) group = with_devices(group, part.devices);
   spread(plan.dtype, part, whole.cluster, whole.dtype);
-  if (!uses_hosts(plan)) return;
-  plan.hosts.clear();
-  for (DeviceId d = 0; d < whole.cluster.num_devices(); ++d) plan.hosts.push_back(whole.cluster.node_of(d));
+  if (uses_hosts(plan)) plan.hosts = nodes_of_devices(whole.cluster);
+  if (!plan.row_nodes.empty()) plan.row_nodes = nodes_of_devices(whole.cluster);
 }
 
 void number_back(Candidate& candidate, const ClusterPart& part, const PlanRequest& whole) {

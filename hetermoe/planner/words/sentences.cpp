@@ -98,6 +98,7 @@ bool optimizer_sharded(const PlanResult& r) {
 }
 bool has_stages(const PlanResult& r) { return r.feasible() && traits_of(r.best().plan.order).has_stages; }
 bool shares_sequences(const PlanResult& r) { return r.feasible() && has_teams(r.best().plan); }
+bool passes_rows_on(const PlanResult& r) { return r.feasible() && !r.best().plan.row_nodes.empty(); }
 bool far_from_peak(const PlanResult& r) { return r.feasible() && r.best().peak_share < kFarFromPeak; }
 bool is_bounded(const PlanResult& r) { return !r.bounds.empty(); }
 bool has_good_sequences(const PlanResult& r) { return r.feasible() && r.good_sequences.has_value(); }
@@ -291,6 +292,9 @@ Lines sharding(const PlanResult& r) {
       fmt::format("The optimizer is sharded over devices that hold the same weights, which frees up to {}{}.",
                   fmt::join(frees, " and "), fits ? "" : ": without it the plan does not fit")};
 }
+Lines rows_by_node(const PlanResult&) {
+  return {"A token goes once to each node, where a device passes it on to the other owners of its experts."};
+}
 Lines bounds(const PlanResult& r) { return r.bounds; }
 
 Lines better_number(const PlanResult& r) {
@@ -340,6 +344,7 @@ const std::vector<Sentence>& sentences() {
       {"expectation", feasible, expectation},
       {"stages", has_stages, stages},
       {"teams", shares_sequences, teams},
+      {"rows by node", passes_rows_on, rows_by_node},
       {"types", feasible, type_lines},
       {"pace", sets_pace, pace},
       {"alike", waits_alike, alike},
