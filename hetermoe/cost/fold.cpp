@@ -87,7 +87,7 @@ class Finder {
   }
 
   std::optional<Fold> run(FoldScope scope) {
-    const bool foldable = !uses_hosts(plan_) && plan_.row_nodes.empty() && loads_.is_uniform() &&
+    const bool foldable = !uses_hosts(plan_) && loads_.is_uniform() &&
                           traits_of(plan_.order).treats_equals_alike && !has_roaming_layers(plan_);
     const bool whole = scope == FoldScope::kDevices;  // every transfer stays one
     if (!foldable) return whole ? std::optional(fold_) : std::nullopt;

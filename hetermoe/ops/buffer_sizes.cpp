@@ -98,7 +98,7 @@ double BufferSizes::rows_back(const Op& op, DeviceId device) {
   const Exchange exchange(op, placement_);
   if (!exchange.is_source(device)) return 0;
   const ExchangeLoad& load = loads_.of(op.group, op.layer, op.microbatch, op.chunk);
-  const NodeRows nodes(placement_.plan(), exchange.owners());
+  const NodeRows nodes(placement_.plan(), op.group, exchange.owners());
   const auto source = idx(exchange.sources().index_of(device));
   double rows = 0;
   for (std::size_t n = 0; n < nodes.num_nodes(); ++n) {

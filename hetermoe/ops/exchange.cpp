@@ -79,7 +79,7 @@ void add_next(ExchangeLoad& load, std::size_t receivers, const std::vector<NextS
 
 bool goes_by_node(const Op& op, const Placement& placement) {
   return !placement.plan().row_nodes.empty() && needs_load(op.kind) && !is_compute(op.kind) &&
-         NodeRows(placement.plan(), placement.owners(op)).any();
+         NodeRows(placement.plan(), op.group, placement.owners(op)).any();
 }
 
 namespace {
@@ -91,7 +91,7 @@ std::vector<PortBytes> bytes_by_node(const WorkModel& m, const Op& op, std::span
                                      const ExchangeLoad& load) {
   std::vector<PortBytes> between(participants.size()), inside(participants.size());
   const Exchange exchange(op, m.placement());
-  const NodeRows nodes(m.placement().plan(), exchange.owners());
+  const NodeRows nodes(m.placement().plan(), op.group, exchange.owners());
   const auto bytes_of = [&](double rows, double copies) {
     return wire_bytes(op, m.placement().plan(), m.model().hidden, rows, copies);
   };
@@ -197,7 +197,7 @@ Bytes passed_on(BufferSizes& sizes, const Op& op, DeviceId device) {
   if (!goes_by_node(op, sizes.placement())) return 0;
   const Exchange exchange(op, sizes.placement());
   const ExchangeLoad& load = sizes.loads().of(op.group, op.layer, op.microbatch, op.chunk);
-  const NodeRows nodes(sizes.placement().plan(), exchange.owners());
+  const NodeRows nodes(sizes.placement().plan(), op.group, exchange.owners());
   double rows = 0;
   for (std::size_t s = 0; s < exchange.sources().size(); ++s) {
     for (std::size_t n = 0; n < nodes.num_nodes(); ++n) {

@@ -7,9 +7,10 @@
 
 namespace hetermoe {
 
-NodeRows::NodeRows(const Plan& plan, const std::vector<DeviceId>& owners) : nodes_(plan.row_nodes) {
+NodeRows::NodeRows(const Plan& plan, i32 group, const std::vector<DeviceId>& owners)
+    : nodes_(plan.row_nodes) {
   std::map<NodeId, i32> ranks;
-  for (const NodeId node : nodes_) rank_.push_back(ranks[node]++);
+  for (const DeviceId device : plan.groups[idx(group)].devices) rank_[device] = ranks[nodes_[idx(device)]]++;
   std::map<NodeId, std::vector<std::size_t>> on_node;
   for (std::size_t o = 0; o < owners.size(); ++o) on_node[nodes_[idx(owners[o])]].push_back(o);
   node_of_owner_.resize(owners.size());
@@ -23,7 +24,7 @@ NodeRows::NodeRows(const Plan& plan, const std::vector<DeviceId>& owners) : node
 std::optional<std::size_t> NodeRows::relay(DeviceId source, std::size_t node) const {
   const std::vector<std::size_t>& there = owners_[node];
   if (there.size() < 2 || nodes_[idx(source)] == numbers_[node]) return {};
-  return there[idx(rank_[idx(source)]) % there.size()];
+  return there[idx(rank_.at(source)) % there.size()];
 }
 
 bool NodeRows::any() const {

@@ -1,4 +1,5 @@
 #pragma once
+#include <map>
 #include <optional>
 #include <vector>
 
@@ -11,8 +12,8 @@ namespace hetermoe {
 /// and to an owner that is alone on its node. Owners are named by their positions, ascending.
 class NodeRows {
  public:
-  /// The plan must have row_nodes.
-  NodeRows(const Plan& plan, const std::vector<DeviceId>& owners);
+  /// owners: of a layer of a group. The plan must have row_nodes.
+  NodeRows(const Plan& plan, i32 group, const std::vector<DeviceId>& owners);
 
   std::size_t num_nodes() const { return owners_.size(); }
   /// [nodes with owners, ascending] their owners.
@@ -27,7 +28,7 @@ class NodeRows {
 
  private:
   const std::vector<NodeId>& nodes_;  // [device]
-  std::vector<i32> rank_;             // [device] among those of its node
+  std::map<DeviceId, i32> rank_;      // of a device among those of its group and node
   std::vector<NodeId> numbers_;       // [nodes with owners]
   std::vector<std::vector<std::size_t>> owners_;
   std::vector<std::size_t> node_of_owner_;  // [owners]

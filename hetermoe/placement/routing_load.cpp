@@ -162,7 +162,7 @@ ExchangeLoad ExpectedRouting::exchange(const Placement& placement, i32 group, i3
     load.rows_per_token.push_back(plan.row_dedup ? rows_per_token(of_owner) : copies);
   }
   if (plan.row_nodes.empty()) return load;
-  const NodeRows nodes(plan, owners);
+  const NodeRows nodes(plan, group, owners);
   for (const std::vector<std::size_t>& there : nodes.owners()) {
     std::vector<Held> of_node;
     for (const std::size_t o : there) of_node.insert(of_node.end(), held[o].begin(), held[o].end());

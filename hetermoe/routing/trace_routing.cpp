@@ -154,7 +154,8 @@ ExchangeLoad TraceRouting::exchange_by(std::span<const OwnerTable> of_source, co
   for (std::size_t s = 0; s < sources.size(); ++s)
     add_source(load, of_source[of_source.size() == 1 ? 0 : s], sources[s], placement.plan().row_dedup);
   if (!placement.plan().row_nodes.empty()) {
-    const NodeRows nodes(placement.plan(), placement.owners(group, layer, microbatch, Phase::kForward));
+    const NodeRows nodes(placement.plan(), group,
+                         placement.owners(group, layer, microbatch, Phase::kForward));
     for (std::size_t s = 0; s < sources.size(); ++s)
       add_node_rows(load, nodes, copy_destinations(sources[s], of_source[of_source.size() == 1 ? 0 : s]),
                     idx(header_.top_k));

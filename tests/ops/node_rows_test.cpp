@@ -17,7 +17,9 @@ namespace {
 TEST(NodeRows, SourcesOfANodeHaveDifferentRelays) {
   Plan plan;
   plan.row_nodes = {0, 0, 0, 1, 1, 2};
-  const NodeRows nodes(plan, {1, 2, 3, 4, 5});
+  plan.groups.resize(1);
+  plan.groups[0].devices = {0, 1, 2, 3, 4, 5};
+  const NodeRows nodes(plan, 0, {1, 2, 3, 4, 5});
   EXPECT_EQ(nodes.owners(), (std::vector<std::vector<std::size_t>>{{0, 1}, {2, 3}, {4}}));
   EXPECT_EQ(nodes.node_of(3), 1u);
   EXPECT_TRUE(nodes.any());
@@ -27,7 +29,7 @@ TEST(NodeRows, SourcesOfANodeHaveDifferentRelays) {
   EXPECT_EQ(nodes.relay(1, 1), std::optional<std::size_t>(3));
   EXPECT_EQ(nodes.relay(2, 1), std::optional<std::size_t>(2));  // more sources than owners
   EXPECT_EQ(nodes.relay(4, 0), std::optional<std::size_t>(1));
-  EXPECT_FALSE(NodeRows(plan, {0, 3, 5}).any());
+  EXPECT_FALSE(NodeRows(plan, 0, {0, 3, 5}).any());
 }
 
 /// A step of ep on two nodes of two devices.

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "hetermoe/plan/row_nodes.h"
 #include "tests/sim/folded_cases.h"
 
 // A folded step must give every op the times that it has when all devices are listed.
@@ -287,11 +288,14 @@ TEST(FoldedStep, ReplicasInARingAreNotFolded) {
 }
 
 TEST(FoldedStep, GivesTheTimesOfTheFullSchedule) {
-  i64 num_folded = 0, num_with_groups = 0, num_not = 0, num_teams = 0, num_teams_folded = 0;
+  i64 num_folded = 0, num_with_groups = 0, num_not = 0, num_teams = 0, num_teams_folded = 0, num_by_node = 0;
   for (unsigned seed = 1; seed <= 400; ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
     SymmetricPlans random(seed);
-    const RandomCase c = random.make();
+    RandomCase c = random.make();
+    if (random.chance(0.5)) c.plan.row_nodes = nodes_of_devices(c.cluster);
+    if (!row_node_faults(c.plan, c.cluster).empty()) c.plan.row_nodes.clear();
+    const bool by_node = !c.plan.row_nodes.empty() && may_pass_rows_on(c.plan, c.cluster);
     ASSERT_EQ(validate(c.plan, c.model, c.cluster), std::vector<std::string>{});
     const RooflineCost cost(c.model, c.cluster, c.plan);
     const bool even = random.chance(0.8);
@@ -300,12 +304,14 @@ TEST(FoldedStep, GivesTheTimesOfTheFullSchedule) {
     const Compared compared = compare(c, cost, routing);
     if (HasFailure()) return;
     num_folded += compared.num_listed < compared.num_devices;
+    num_by_node += by_node && compared.num_listed < compared.num_devices ? 1 : 0;
     num_with_groups += compared.num_groups_folded > 0;
     num_not += compared.num_listed == compared.num_devices;
     num_teams += has_teams(c.plan) ? 1 : 0;
     num_teams_folded += has_teams(c.plan) && compared.num_listed < compared.num_devices ? 1 : 0;
   }
   EXPECT_GT(num_folded, 200);
+  EXPECT_GT(num_by_node, 30);
   EXPECT_GT(num_with_groups, 50);
   EXPECT_GT(num_not, 10);
   EXPECT_GT(num_teams, 100);

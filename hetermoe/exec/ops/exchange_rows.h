@@ -43,7 +43,7 @@ inline bool with_copies(const Op& op) { return row_of(op.kind).carries_routing_w
 inline std::vector<std::vector<at::Tensor>>& passing_in(OpContext& d, const Op& op) {
   return chunk_of(d, op).passing[(with_copies(op) ? 2 : 0) + (goes_to_owners(op) ? 1 : 0)];
 }
-inline NodeRows nodes_of(const OpContext& d, const Op& op) { return {d.p.plan(), d.p.owners(op)}; }
+inline NodeRows nodes_of(const OpContext& d, const Op& op) { return {d.p.plan(), op.group, d.p.owners(op)}; }
 /// The owners on this device's node. It is an owner.
 inline const std::vector<std::size_t>& owners_here(const OpContext& d, const Op& op, const NodeRows& nodes) {
   return nodes.owners()[nodes.node_of(position(d.p.owners(op), d.device()))];
