@@ -50,6 +50,7 @@ FEATURES = {
     "weights after": {"plan.weight_gradients": "after"},
     "select": {"plan.recompute": "select"},
     "combine to next": {"plan.combine_to": "next"},
+    "rows by node": {"plan.node_dedup": "true"},
     "bf16": {"plan.attention_dtype": "bf16", "plan.expert_dtype": "bf16", "plan.wire_dtype": "bf16"},
     "fp8 rows": {"plan.wire_dtype": "fp8_row"},
     "bf16 sums": {"plan.wire_reduce": "bf16"},
