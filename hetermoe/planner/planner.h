@@ -108,6 +108,13 @@ struct GoodSequences {
   double tokens_per_s = 0;
 };
 
+/// A setting that lets messages be smaller, and what it would make of the best plan.
+struct NarrowWire {
+  std::string flag;  ///< of `plan`: "--wire fp8_row"
+  std::string what;  ///< "rows of experts in 8 bits"
+  double tokens_per_s = 0;
+};
+
 /// tried[0] is the plan to run. Always among `tried`, even when they lose or do not fit: the best plan on the
 /// newer devices alone, the best on one type alone, plain expert parallelism on all devices, a single device.
 struct PlanResult {
@@ -118,6 +125,7 @@ struct PlanResult {
   std::vector<std::string> bounds;  ///< of the search that kept it from looking further, in words
   std::vector<std::string> explanation;
   std::optional<GoodSequences> good_sequences;  ///< at least 2 % better; none = none is known
+  std::vector<NarrowWire> narrow_wires;         ///< at least 5 % better; see narrow_wires()
   Expected expected;                            ///< of the best plan
   i64 num_sketches = 0;                         ///< weighed by estimate
   i64 num_simulated = 0;                        ///< judged by the simulator

@@ -111,6 +111,10 @@ void expect_true_sentences(const PlanResult& r, u64 seed) {
             !best.newer_only && tried(r, [](const Candidate& c) { return c.newer_only; }));
   EXPECT_EQ(says(r, "Bound of the search"), !r.bounds.empty());
   EXPECT_FALSE(says(r, "No plan fits"));
+  EXPECT_EQ(says(r, "A token goes once to each node"), !best.plan.row_nodes.empty());
+  EXPECT_EQ(says(r, "the plan would be"), !r.narrow_wires.empty());
+  for (const NarrowWire& wire : r.narrow_wires)
+    EXPECT_GE(wire.tokens_per_s, 1.05 * best.prediction.tokens_per_s);
   EXPECT_EQ(says(r, "of the peak of its devices, which is little"), best.peak_share < 0.05);
   EXPECT_EQ(says(r, "from the first microbatches)") || says(r, "from the first layers and microbatches)"),
             best.prediction.from_first_windows);
@@ -151,6 +155,29 @@ TEST(Sentences, SayWhatIsWrongWithAPlanFarFromThePeak) {
   EXPECT_TRUE(says(result, "the step has 2 sequences for 10 devices"));
 }
 
+/// Two servers of eight cards at 100 Gbit/s: a token of eight experts reaches each server once. What narrower
+/// rows would gain is what a plan with them gains.
+TEST(Sentences, TellOfRowsByNodeAndOfNarrowerWires) {
+  PlanRequest request;
+  request.model = load_model("qwen3-30b-a3b");
+  request.cluster = parse_cluster(
+      parse_yaml("{name: two, network_gbit_s: 100, nodes: [{devices: [H100 x8], count: 2, local_gb_s: 450}]}",
+                 "test"),
+      "test ");
+  request.seq_len = 4096, request.sequences = 64, request.dtype = Dtype::kBf16;
+  const PlanResult result = find_plan(request);
+  ASSERT_TRUE(result.feasible()) << result.infeasible;
+  EXPECT_EQ(result.best().plan.row_nodes,
+            (std::vector<NodeId>{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1}));
+  EXPECT_TRUE(says(result, "A token goes once to each node"));
+  EXPECT_NE(result.best().name.find(", rows by node"), std::string::npos) << result.best().name;
+  ASSERT_FALSE(result.narrow_wires.empty());
+  EXPECT_EQ(result.narrow_wires[0].flag, "--wire fp8_row");
+  request.wire = Wire::kFp8Row;
+  const PlanResult narrow = find_plan(request);
+  EXPECT_GE(narrow.best().prediction.tokens_per_s, 0.99 * result.narrow_wires[0].tokens_per_s);
+}
+
 constexpr i64 kBudget = 10'000;  ///< what is said of a plan must be true after a short search, too
 
 TEST(Sentences, ArePrintedExactlyWhenTheyAreTrueOverRandomRequests) {
@@ -178,8 +205,8 @@ TEST(Sentences, ArePrintedExactlyWhenTheyAreTrueOverRandomRequests) {
   if (testing::kSanitized) return;
   // Sentences that no request brings out would not be tested.
   EXPECT_GT(infeasible, testing::case_count(2, 5));
-  for (const char* name :
-       {"pace", "nobody busy", "transfers", "memory", "newer alone fastest", "leaving out", "gain"})
+  for (const char* name : {"pace", "nobody busy", "transfers", "memory", "newer alone fastest", "leaving out",
+                           "gain", "narrow wires"})
     EXPECT_TRUE(seen.contains(name)) << name;
 }
 

@@ -120,6 +120,13 @@ std::optional<Plan> with_fewer(const Plan& plan, i64 sequences) {
   return out;
 }
 
+std::optional<Prediction> predict_like(const PlanRequest& request, const Candidate& best, Plan plan,
+                                       i64 max_visits) {
+  if (!best.extrapolated) return predictor_of(request).predict_within(max_visits, plan);
+  return ShortModel(request.model, request.cluster, request.software, request.trained)
+      .predict_within(max_visits, plan);
+}
+
 std::optional<GoodSequences> good_sequences(const PlanRequest& request, const Candidate& best,
                                             i64 max_visits) {
   if (traits_of(best.plan.order).has_rounds || uses_hosts(best.plan) || has_teams(best.plan)) return {};
@@ -135,13 +142,7 @@ std::optional<GoodSequences> good_sequences(const PlanRequest& request, const Ca
              request.cluster)
              .empty())
       continue;
-    std::optional<Prediction> prediction;
-    if (best.extrapolated) {
-      ShortModel model(request.model, request.cluster, request.software, request.trained);
-      prediction = model.predict_within(max_visits, *plan);
-    } else {
-      prediction = predictor_of(request).predict_within(max_visits, *plan);
-    }
+    const std::optional<Prediction> prediction = predict_like(request, best, *plan, max_visits);
     if (!prediction || prediction->tokens_per_s < most) continue;
     most = prediction->tokens_per_s;
     good = {sequences, most};

@@ -16,6 +16,11 @@ i64 rounded_up(i64 sequences);
 /// The plan without so many of its sequences, which its last microbatches lose. Nothing where it has too few.
 std::optional<Plan> with_fewer(const Plan& plan, i64 sequences);
 
+/// The prediction of a variant of the best plan, from as many layers. Nothing when it takes more op-device
+/// visits.
+std::optional<Prediction> predict_like(const PlanRequest& request, const Candidate& best, Plan plan,
+                                       i64 max_visits);
+
 /// The number of sequences near that of the best plan which the same arrangement runs at least 2 % faster for
 /// each; nothing where there is none. Simulates two plans at most, none that takes more than `max_visits`
 /// op-device visits.

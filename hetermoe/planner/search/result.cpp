@@ -192,6 +192,13 @@ Json good_sequences_json(const PlanResult& result) {
           {"tokens_per_s", result.good_sequences->tokens_per_s}};
 }
 
+Json narrow_wires_json(const PlanResult& result) {
+  Json rows = Json::array();
+  for (const NarrowWire& wire : result.narrow_wires)
+    rows.push_back({{"flag", wire.flag}, {"tokens_per_s", wire.tokens_per_s}});
+  return rows;
+}
+
 }  // namespace
 
 Json to_json(const PlanResult& result) {
@@ -223,6 +230,7 @@ Json to_json(const PlanResult& result) {
                {"bounds", result.bounds},
                {"explanation", result.explanation},
                {"good_sequences", good_sequences_json(result)},
+               {"narrow_wires", narrow_wires_json(result)},
                {"routing_margin", result.routing_margin},
                {"num_sketches", result.num_sketches},
                {"num_simulated", result.num_simulated},

@@ -7,7 +7,6 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/cost/memory_estimate.h"
-#include "hetermoe/plan/row_nodes.h"
 #include "hetermoe/planner/estimate/host_use.h"
 #include "hetermoe/planner/request_check.h"
 #include "hetermoe/planner/search/advice.h"
@@ -18,6 +17,8 @@
 #include "hetermoe/planner/search/layer_residence.h"
 #include "hetermoe/planner/search/leave_out.h"
 #include "hetermoe/planner/search/mixed_stages.h"
+#include "hetermoe/planner/search/narrow_wires.h"
+#include "hetermoe/planner/search/node_row_plans.h"
 #include "hetermoe/planner/search/node_stages.h"
 #include "hetermoe/planner/search/pipeline_layers.h"
 #include "hetermoe/planner/search/pipeline_shapes.h"
@@ -35,13 +36,11 @@ namespace hetermoe {
 namespace {
 
 constexpr i64 kNoLimit = 1 << 30;
-constexpr double kBinds = 0.995;   ///< a bound binds when estimates without it are lower by more
-constexpr i64 kBoundedPlans = 8;   ///< with several types in a stage, or depth groups, that are simulated
-constexpr i64 kGoodSequences = 8;  ///< such a part of the budget for each number of sequences near it
-constexpr i64 kNodeRowPlans = 8;   ///< that are simulated with rows that go once to each node
-constexpr double kMaxNodeRowStepRatio = 1.6;  ///< of their steps without to the best one
-constexpr i64 kFewDevicesToVary = 64;         ///< of clusters where single layers of pipelines are moved
-constexpr i64 kMostNearby = 300;              ///< devices of a cluster whose parts are searched, too
+constexpr double kBinds = 0.995;       ///< a bound binds when estimates without it are lower by more
+constexpr i64 kBoundedPlans = 8;       ///< with several types in a stage, or depth groups, that are simulated
+constexpr i64 kGoodSequences = 8;      ///< such a part of the budget for each number of sequences near it
+constexpr i64 kFewDevicesToVary = 64;  ///< of clusters where single layers of pipelines are moved
+constexpr i64 kMostNearby = 300;       ///< devices of a cluster whose parts are searched, too
 
 /// Which pipelines are simulated.
 struct PipelineWidth {
@@ -129,7 +128,7 @@ class Search {
       improve(round);
     }
     climb_by_layer(request_, evaluator_, choice_);
-    simulate_node_rows();
+    evaluate_node_rows(evaluator_, request_.cluster);
     if (evaluator_.empty()) simulate_any();
   }
 
@@ -184,6 +183,7 @@ class Search {
       result.expected = expected_of(request_, result.best().plan);
       result.good_sequences =
           good_sequences(request_, result.best(), evaluator_.whole_budget() / kGoodSequences);
+      result.narrow_wires = narrow_wires(request_, result.best(), evaluator_.whole_budget() / kGoodSequences);
     }
     explain(result);
     return result;
@@ -389,22 +389,6 @@ class Search {
     const i64 budget = evaluator_.budget();
     simulate_bounded(depth_plans(evaluator_.rates(), step_to_beat()));
     simulate_bounded(allocated_depth_plans(evaluator_.rates(), step_to_beat()));
-    evaluator_.add_budget(budget - evaluator_.budget());
-  }
-
-  /// The fastest plans whose rows go once to each node, where owners share nodes. They take nothing of the
-  /// budget.
-  void simulate_node_rows() {
-    const i64 budget = evaluator_.budget();
-    i64 left = kNodeRowPlans;
-    for (const i64 index : evaluator_.by_step()) {
-      if (left == 0 || evaluator_.step_of(index) > kMaxNodeRowStepRatio * best_step()) break;
-      Plan plan = evaluator_.plan_of(index);
-      if (!may_pass_rows_on(plan, request_.cluster)) continue;
-      plan.row_nodes = nodes_of_devices(request_.cluster);
-      if (row_node_faults(plan, request_.cluster).empty() && evaluator_.evaluate(std::move(plan)) >= 0)
-        --left;
-    }
     evaluator_.add_budget(budget - evaluator_.budget());
   }
 

@@ -98,6 +98,7 @@ bool optimizer_sharded(const PlanResult& r) {
 }
 bool has_stages(const PlanResult& r) { return r.feasible() && traits_of(r.best().plan.order).has_stages; }
 bool shares_sequences(const PlanResult& r) { return r.feasible() && has_teams(r.best().plan); }
+bool has_narrow_wires(const PlanResult& r) { return r.feasible() && !r.narrow_wires.empty(); }
 bool passes_rows_on(const PlanResult& r) { return r.feasible() && !r.best().plan.row_nodes.empty(); }
 bool far_from_peak(const PlanResult& r) { return r.feasible() && r.best().peak_share < kFarFromPeak; }
 bool is_bounded(const PlanResult& r) { return !r.bounds.empty(); }
@@ -292,6 +293,15 @@ Lines sharding(const PlanResult& r) {
       fmt::format("The optimizer is sharded over devices that hold the same weights, which frees up to {}{}.",
                   fmt::join(frees, " and "), fits ? "" : ": without it the plan does not fit")};
 }
+Lines narrower(const PlanResult& r) {
+  Lines lines;
+  for (const NarrowWire& wire : r.narrow_wires)
+    lines.push_back(
+        fmt::format("With {} ({}) the plan would be {:.2f} times as fast; docs/precision.md says what that "
+                    "costs.",
+                    wire.flag, wire.what, wire.tokens_per_s / r.best().prediction.tokens_per_s));
+  return lines;
+}
 Lines rows_by_node(const PlanResult&) {
   return {"A token goes once to each node, where a device passes it on to the other owners of its experts."};
 }
@@ -363,6 +373,7 @@ const std::vector<Sentence>& sentences() {
       {"all devices not simulated", all_devices_not_simulated, all_unsimulated},
       {"gain", against_newer_only, gain},
       {"good number of sequences", has_good_sequences, better_number},
+      {"narrow wires", has_narrow_wires, narrower},
       {"bounds", is_bounded, bounds},
   };
   return all;
