@@ -145,8 +145,10 @@ std::string rules_text(const CompareOptions& options) {
   const std::string sums = options.wire_reduce == WireReduce::kBf16 ? ", summed from bf16" : "";
   const std::string wire = options.wire ? fmt::format(", rows travel in {}", name_of(*options.wire)) : "";
   if (!options.published)
-    return fmt::format("Same rules for every row: {}{}, gradients in {}{}, a token travels once per device.",
-                       name_of(options.dtype), wire, gradients, sums);
+    return fmt::format(
+        "Same rules for every row: {}{}, gradients in {}{}, a token travels once per device, or per node "
+        "where that is faster.",
+        name_of(options.dtype), wire, gradients, sums);
   return fmt::format(
       "As published: {}{}, gradients in {}{}, a row travels per expert copy, EP sends again for "
       "recomputation. "

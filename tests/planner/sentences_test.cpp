@@ -155,9 +155,8 @@ TEST(Sentences, SayWhatIsWrongWithAPlanFarFromThePeak) {
   EXPECT_TRUE(says(result, "the step has 2 sequences for 10 devices"));
 }
 
-/// Two servers of eight cards at 100 Gbit/s: a token of eight experts reaches each server once. What narrower
-/// rows would gain is what a plan with them gains.
-TEST(Sentences, TellOfRowsByNodeAndOfNarrowerWires) {
+/// Two servers of eight cards at 100 Gbit/s: a token of eight experts reaches each server once.
+TEST(Sentences, TellOfRowsByNode) {
   PlanRequest request;
   request.model = load_model("qwen3-30b-a3b");
   request.cluster = parse_cluster(
@@ -171,11 +170,22 @@ TEST(Sentences, TellOfRowsByNodeAndOfNarrowerWires) {
             (std::vector<NodeId>{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1}));
   EXPECT_TRUE(says(result, "A token goes once to each node"));
   EXPECT_NE(result.best().name.find(", rows by node"), std::string::npos) << result.best().name;
+}
+
+/// What narrower rows would gain is what a plan with them gains.
+TEST(Sentences, TellOfNarrowerWires) {
+  PlanRequest request;
+  request.model = load_model("d1");
+  request.cluster = load_cluster("o1");
+  request.seq_len = 4096, request.sequences = 256;
+  const PlanResult result = find_plan(request);
   ASSERT_FALSE(result.narrow_wires.empty());
   EXPECT_EQ(result.narrow_wires[0].flag, "--wire fp8_row");
+  EXPECT_TRUE(says(result, "With --wire fp8_row (rows of experts in 8 bits) the plan would be "));
   request.wire = Wire::kFp8Row;
   const PlanResult narrow = find_plan(request);
   EXPECT_GE(narrow.best().prediction.tokens_per_s, 0.99 * result.narrow_wires[0].tokens_per_s);
+  EXPECT_TRUE(narrow.narrow_wires.empty() || narrow.narrow_wires[0].flag != "--wire fp8_row");
 }
 
 constexpr i64 kBudget = 10'000;  ///< what is said of a plan must be true after a short search, too

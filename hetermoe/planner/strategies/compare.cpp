@@ -7,6 +7,7 @@
 #include "hetermoe/base/words.h"
 #include "hetermoe/cost/memory_estimate.h"
 #include "hetermoe/placement/team.h"
+#include "hetermoe/plan/row_nodes.h"
 #include "hetermoe/planner/estimate/host_use.h"
 #include "hetermoe/planner/strategies/depth_groups.h"
 #include "hetermoe/planner/strategies/strategies.h"
@@ -71,6 +72,7 @@ class Comparison {
     Tuned tuned = strategy == "ep"    ? ep(row, setting_)
                   : strategy == kBest ? planned(row.plan)
                                       : tune(strategy);
+    if (strategy != kBest) pass_rows_on(tuned);
     if (tuned.prediction.from_first_windows) {
       if (std::optional<Prediction> whole = predictor_.whole_within(kAllWindows, tuned.plan)) {
         tuned.prediction = std::move(*whole);
@@ -96,6 +98,21 @@ class Comparison {
       apart = strategy.use == DeviceUse::kApart;
     }
     return apart && roles_.experts.empty() ? "a single device has no other beside it" : "";
+  }
+
+  /// Rows that go once to each node, where that is faster and has room.
+  void pass_rows_on(Tuned& tuned) {
+    const Cluster& cluster = predictor_.cluster();
+    if (!tuned.infeasible.empty() || setting_.published || !may_pass_rows_on(tuned.plan, cluster)) return;
+    Plan plan = tuned.plan;
+    plan.row_nodes = nodes_of_devices(cluster);
+    if (!row_node_faults(plan, cluster).empty()) return;
+    if (setting_.check_memory && !overfilled_device(memory_of(predictor_, setting_, plan), cluster).empty())
+      return;
+    Prediction prediction = predictor_.predict(plan);
+    if (prediction.step >= tuned.prediction.step) return;
+    plan.predicted_step_s = prediction.step;
+    tuned.plan = std::move(plan), tuned.prediction = std::move(prediction);
   }
 
   Tuned tune(const std::string& strategy) {
@@ -162,6 +179,8 @@ class Comparison {
     row.memory_bytes = memory_of(predictor_, setting_, tuned.plan);
     row.cost = run_cost_of(predictor_.cluster(), tuned.plan, row.tokens_per_s);
     row.on_hosts = kept_on_hosts(tuned.plan);
+    if (!tuned.plan.row_nodes.empty() && row.strategy != kBest)
+      row.plan += row.plan.empty() ? "rows by node" : ", rows by node";
     row.microbatches = static_cast<i64>(tuned.plan.groups[0].microbatches.size());
     row.chunks = tuned.plan.chunks;
   }
