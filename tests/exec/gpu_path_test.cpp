@@ -6,6 +6,7 @@
 #include "hetermoe/kernels/launch.h"
 #include "hetermoe/nn/cpu_bf16_product.h"
 #include "hetermoe/nn/embed_head.h"
+#include "hetermoe/plan/row_nodes.h"
 #include "tests/fault/scene.h"
 #include "tests/support/fake_stream.h"
 #include "tests/support/launch_count.h"
@@ -45,6 +46,28 @@ TEST(GpuPath, EqualsTheReferenceAndDelaysChangeNoBit) {
       const Outcome streamed = one_step(s, fake_streams({.seed = 3, .most_delay_us = 200}));
       EXPECT_EQ(plain.result.loss, streamed.result.loss) << strategy;
       EXPECT_TRUE(at::equal(plain.result.counts_LE, streamed.result.counts_LE)) << strategy;
+      for (const auto& [name, grad] : plain.gradients)
+        EXPECT_TRUE(at::equal(grad, streamed.gradients.at(name))) << strategy << " " << name;
+    }
+  }
+}
+
+/// The host knows the choices of a source before it tells sizes.
+TEST(GpuPath, RowsByNodesEqualTheReference) {
+  const kernels::HostKernels on;
+  for (const char* strategy : {"zebra", "ep-overlap"}) {
+    for (const Recompute recompute : {Recompute::kLocal, Recompute::kResend}) {
+      Scene s = scene_of(strategy);
+      s.plan.recompute = recompute;
+      s.plan.row_nodes = nodes_of_devices(s.cluster);
+      ASSERT_TRUE(may_pass_rows_on(s.plan, s.cluster)) << strategy;
+      const Outcome plain = one_step(s, {});
+      const StepInput input = random_input(s.plan, s.model);
+      const ReferenceResult expected =
+          reference_step(s.model, lively_values(s.model), input.tokens, input.targets, aux_of(s.step));
+      EXPECT_LE(compare(plain.result, plain.gradients, expected).max(), 1e-10) << strategy;
+      const Outcome streamed = one_step(s, fake_streams({.seed = 5, .most_delay_us = 200}));
+      EXPECT_EQ(plain.result.loss, streamed.result.loss) << strategy;
       for (const auto& [name, grad] : plain.gradients)
         EXPECT_TRUE(at::equal(grad, streamed.gradients.at(name))) << strategy << " " << name;
     }

@@ -189,6 +189,10 @@ TEST(Mpi, RowsWithScalesHaveTheBitsOfOneProcess) {
                              [](Plan& plan) { plan.wire_forward = plan.wire_backward = Wire::kFp8Row; });
 }
 
+TEST(Mpi, RowsByNodesHaveTheBitsOfOneProcess) {
+  expect_bits_of_one_process(load_cluster("demo"), [](Plan& plan) { plan.row_nodes = {0, 0, 1, 1}; });
+}
+
 TEST(Mpi, RoundedGradientsHaveTheBitsOfOneProcess) {
   for (const Cluster& cluster : {load_cluster("demo"), with_fast_nodes("demo")}) {
     expect_bits_of_one_process(cluster, [](Plan& plan) { plan.wire_reduce = WireReduce::kBf16; });
