@@ -53,6 +53,8 @@ ExchangeLoad DomainRouting::exchange(const Placement& placement, i32 group, i32 
   const std::size_t owners = out.num_owners();
   out.rows.assign(out.num_sources() * owners, 0);
   out.copies = out.rows;
+  const std::size_t nodes = out.node_rows_per_token.size();
+  out.node_rows.assign(out.num_sources() * nodes, 0);
   const TokenRanges sources = placement.ranges(group, layer, microbatch);
   for (std::size_t s = 0; s < sources.size(); ++s) {
     const i64 sequences = sources.tokens(s) / plan.seq_len;
@@ -66,6 +68,8 @@ ExchangeLoad DomainRouting::exchange(const Placement& placement, i32 group, i32 
         out.rows[s * owners + o] += real(last - first) * load.rows_per_token[o];
         out.copies[s * owners + o] += real(last - first) * load.copies_per_token[o];
       }
+      for (std::size_t n = 0; n < nodes; ++n)
+        out.node_rows[s * nodes + n] += real(last - first) * load.node_rows_per_token[n];
     }
     place += idx(sequences);
   }

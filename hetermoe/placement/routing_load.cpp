@@ -5,6 +5,12 @@
 
 namespace hetermoe {
 
+double ExchangeLoad::rows_to_node(std::size_t source, std::size_t node) const {
+  if (is_product()) return tokens[source] * node_rows_per_token.at(node);
+  HM_CHECK(!node_rows.empty(), "the load tells no rows of nodes");
+  return node_rows[source * (node_rows.size() / num_sources()) + node];
+}
+
 double ExchangeLoad::rows_at(std::size_t owner) const {
   double sum = 0;
   for (std::size_t s = 0; s < num_sources(); ++s) sum += rows_between(s, owner);

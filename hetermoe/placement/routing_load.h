@@ -52,10 +52,7 @@ struct ExchangeLoad {
                         : next_rows[receiver * num_owners() + owner];
   }
   /// Distinct rows of a source for all owners of a node.
-  double rows_to_node(std::size_t source, std::size_t node) const {
-    return is_product() ? tokens[source] * node_rows_per_token[node]
-                        : node_rows[source * (node_rows.size() / num_sources()) + node];
-  }
+  double rows_to_node(std::size_t source, std::size_t node) const;
   double rows_at(std::size_t owner) const;    ///< rows that an owner receives
   double copies_at(std::size_t owner) const;  ///< copies that an owner computes
 };

@@ -24,6 +24,9 @@ ExchangeLoad PaddedRouting::exchange(const Placement& placement, i32 group, i32 
     for (std::size_t o = 0; o < owners.size(); ++o) {
       if (travels(s, o) && sent[s] > 0) load.rows[s * owners.size() + o] *= most / sent[s];
     }
+    const std::size_t nodes =
+        load.node_rows.size() / sources.size();  // those of its own node are not asked for
+    for (std::size_t n = 0; n < nodes; ++n) load.node_rows[s * nodes + n] *= sent[s] > 0 ? most / sent[s] : 1;
   }
   return load;
 }

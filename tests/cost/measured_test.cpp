@@ -320,7 +320,7 @@ TEST_F(MeasuredCostTest, RefusesAProfileOfAnotherDtypeOrShape) {
   other.dtype = Dtype::kBf16;
   EXPECT_EQ(
       profile_error(other),
-      "[p.json dtype] profile of another dtype: got bf16, expected fp32 as in the plan. Profile again with "
+      "[p.json dtype] profile of another dtype: got bf16, but times are asked for in fp32. Profile again with "
       "--dtype fp32, or use these times: plan --dtype bf16; train, simulate and verify "
       "--clock.emulated_dtype "
       "bf16");

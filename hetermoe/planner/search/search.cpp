@@ -344,9 +344,9 @@ class Search {
     const i64 budget = evaluator_.budget();
     const PipelineRanking ranking = rank_pipelines(evaluator_.rates(), step_to_beat());
     num_pipelines_ = ranking.num_weighed;
-    const PipelineWidth& width =
-        request_.cluster.num_devices() <= kMiddleCluster ? kFewDevicesPipelines : kPipelines;
-    i64 left = width.all;
+    const i64 devices = request_.cluster.num_devices();
+    const PipelineWidth& width = devices <= kMiddleCluster ? kFewDevicesPipelines : kPipelines;
+    i64 left = width.all, free_of_budget = budget;
     std::map<std::pair<i64, std::vector<std::size_t>>, i64> alike;
     for (const PipelineShape& shape : ranking.shapes) {
       const bool may_win = !has_best() || shape.estimate < width.max_estimate_ratio * best_step();
@@ -354,7 +354,11 @@ class Search {
       i64& count = alike[{shape.order.groups, classes_of(shape)}];
       if (count >= width.alike) continue;
       if (evaluator_.evaluate(make_pipeline(evaluator_.rates(), shape)) >= 0) --left, ++count;
+      if (width.all - left == kPipelines.all) free_of_budget = evaluator_.budget();
     }
+    // Beyond those of other clusters they take nothing that the search has for other plans.
+    const bool wider = devices > kSmallCluster && width.all - left > kPipelines.all;
+    if (wider) evaluator_.add_budget(free_of_budget - evaluator_.budget());
     if (evaluator_.empty() && !ranking.shapes.empty()) {
       evaluator_.forget_budget();  // one is better than none
       for (std::size_t i = 0; i < ranking.shapes.size() && !has_best(); ++i)
