@@ -6,7 +6,7 @@
 #include <numeric>
 #include <set>
 
-#include "hetermoe/ops/exchange.h"
+#include "hetermoe/plan/row_nodes.h"
 #include "hetermoe/planner/strategies/baselines.h"
 #include "tests/support/case_count.h"
 #include "tests/support/one_thread.h"
@@ -45,10 +45,8 @@ struct Coverage {
     }
     idle_devices += cluster.num_devices() - static_cast<i64>(used.size());
     three_types += types.size() == 3 ? 1 : 0;
-    for (const Op& op : schedule.ops) {
-      moves += op.kind == OpKind::kMove ? 1 : 0;
-      by_node += needs_load(op.kind) && !is_compute(op.kind) && goes_by_node(op, p) ? 1 : 0;
-    }
+    for (const Op& op : schedule.ops) moves += op.kind == OpKind::kMove ? 1 : 0;
+    by_node += !p.plan().row_nodes.empty() && may_pass_rows_on(p.plan(), cluster) ? 1 : 0;
     for (const State& state : schedule.states)
       reduced_experts += state.part == State::Part::kExperts && state.devices.size() > 1 ? 1 : 0;
   }
@@ -74,10 +72,7 @@ HookedTransport::Hook message_counter(Coverage& coverage) {
 Comparison run_and_compare(const ModelConfig& model, const Cluster& cluster, const Plan& plan,
                            const StepOptions& step, Coverage& coverage) try {
   const std::vector<std::string> faults = validate(plan, model, cluster);
-  if (!faults.empty()) {
-    ADD_FAILURE() << faults[0];
-    return {1, 1, 1, "invalid plan"};
-  }
+  if (!faults.empty()) return {1, 1, 1, "invalid plan: " + faults[0]};
   RigOptions options;
   options.step = step;
   options.on_send = message_counter(coverage);

@@ -4,6 +4,8 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "hetermoe/cost/memory_estimate.h"
@@ -88,6 +90,9 @@ class Evaluator {
   i64 whole_budget() const { return whole_budget_; }  ///< op-device visits of all simulations
   i64 budget() const { return budget_; }              ///< what is left of them
   void add_budget(i64 more);                          ///< and half as much to judge plans
+  /// What is left to simulate and to judge plans, to be given back after tries that are to take nothing.
+  std::pair<i64, i64> budgets() const { return {budget_, budget_to_judge_}; }
+  void give_back(const std::pair<i64, i64>& budgets) { std::tie(budget_, budget_to_judge_) = budgets; }
   i64 num_simulated() const { return num_simulated_; }
   const std::string& last_overfill() const { return last_overfill_; }  ///< of the last plan without room
   const std::string& overfill_of(i64 index) const {

@@ -1,6 +1,7 @@
 #include "hetermoe/planner/search/pipeline_layers.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "hetermoe/base/index.h"
@@ -163,6 +164,21 @@ void move_borders(Evaluator& evaluator, const ModelConfig& model, Plan plan, Sec
 }
 
 }  // namespace
+
+void evaluate_ranked(Evaluator& evaluator, const PipelineRanking& ranking, const PipelineWidth& width) {
+  i64 left = width.all;
+  std::map<std::pair<i64, std::vector<std::size_t>>, i64> alike;
+  for (const PipelineShape& shape : ranking.shapes) {
+    const bool may_win = evaluator.best() < 0 ||
+                         shape.estimate < width.max_estimate_ratio * evaluator.step_of(evaluator.best());
+    if (left == 0 || evaluator.budget() <= 0 || !may_win) break;
+    std::vector<std::size_t> classes;  // [stage]
+    for (const StageDevices& stage : shape.stages) classes.push_back(stage.cls);
+    i64& count = alike[{shape.order.groups, classes}];
+    if (count >= width.alike) continue;
+    if (evaluator.evaluate(make_pipeline(evaluator.rates(), shape)) >= 0) --left, ++count;
+  }
+}
 
 void evaluate_borders(Evaluator& evaluator, const ModelConfig& model) {
   if (evaluator.empty()) return;

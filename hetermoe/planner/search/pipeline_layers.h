@@ -4,8 +4,21 @@
 #include "hetermoe/model/model_config.h"
 #include "hetermoe/plan/plan.h"
 #include "hetermoe/planner/search/evaluator.h"
+#include "hetermoe/planner/search/pipeline_shapes.h"
 
 namespace hetermoe {
+
+/// Which pipelines are simulated.
+struct PipelineWidth {
+  i64 all, alike;             ///< at most; of the same classes, stage by stage, in as many groups
+  double max_estimate_ratio;  ///< estimate over the best step
+};
+inline constexpr PipelineWidth kPipelines = {.all = 16, .alike = 3, .max_estimate_ratio = 1.1};
+/// Of few devices, where simulations are cheap and stages have short steps that the estimate misjudges.
+inline constexpr PipelineWidth kFewDevicesPipelines = {.all = 64, .alike = 6, .max_estimate_ratio = 1.4};
+
+/// Simulates those of a ranking that may win.
+void evaluate_ranked(Evaluator& evaluator, const PipelineRanking& ranking, const PipelineWidth& width);
 
 /// The pipeline with each stage's layers in `chunks` runs (plan/pipeline_tasks). Layer for layer a stage's
 /// devices do what they did, so that they need what they needed, but for activations of more windows. None

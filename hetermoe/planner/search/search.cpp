@@ -42,15 +42,6 @@ constexpr i64 kGoodSequences = 8;      ///< such a part of the budget for each n
 constexpr i64 kFewDevicesToVary = 64;  ///< of clusters where single layers of pipelines are moved
 constexpr i64 kMostNearby = 300;       ///< devices of a cluster whose parts are searched, too
 
-/// Which pipelines are simulated.
-struct PipelineWidth {
-  i64 all, alike;             ///< at most; of the same classes, stage by stage, in as many groups
-  double max_estimate_ratio;  ///< estimate over the best step
-};
-constexpr PipelineWidth kPipelines = {.all = 16, .alike = 3, .max_estimate_ratio = 1.1};
-/// Of few devices, where simulations are cheap and stages have short steps that the estimate misjudges.
-constexpr PipelineWidth kFewDevicesPipelines = {.all = 64, .alike = 6, .max_estimate_ratio = 1.4};
-
 /// How wide the search is. Rounds go on while the budget lasts: on small instances, where simulations are
 /// cheap, to the sketches that the estimate misjudges.
 struct Round {
@@ -128,6 +119,7 @@ class Search {
       improve(round);
     }
     climb_by_layer(request_, evaluator_, choice_);
+    simulate_more_pipelines();
     evaluate_node_rows(evaluator_, request_.cluster);
     if (evaluator_.empty()) simulate_any();
   }
@@ -344,21 +336,8 @@ class Search {
     const i64 budget = evaluator_.budget();
     const PipelineRanking ranking = rank_pipelines(evaluator_.rates(), step_to_beat());
     num_pipelines_ = ranking.num_weighed;
-    const i64 devices = request_.cluster.num_devices();
-    const PipelineWidth& width = devices <= kMiddleCluster ? kFewDevicesPipelines : kPipelines;
-    i64 left = width.all, free_of_budget = budget;
-    std::map<std::pair<i64, std::vector<std::size_t>>, i64> alike;
-    for (const PipelineShape& shape : ranking.shapes) {
-      const bool may_win = !has_best() || shape.estimate < width.max_estimate_ratio * best_step();
-      if (left == 0 || evaluator_.budget() <= 0 || !may_win) break;
-      i64& count = alike[{shape.order.groups, classes_of(shape)}];
-      if (count >= width.alike) continue;
-      if (evaluator_.evaluate(make_pipeline(evaluator_.rates(), shape)) >= 0) --left, ++count;
-      if (width.all - left == kPipelines.all) free_of_budget = evaluator_.budget();
-    }
-    // Beyond those of other clusters they take nothing that the search has for other plans.
-    const bool wider = devices > kSmallCluster && width.all - left > kPipelines.all;
-    if (wider) evaluator_.add_budget(free_of_budget - evaluator_.budget());
+    evaluate_ranked(evaluator_, ranking,
+                    request_.cluster.num_devices() <= kSmallCluster ? kFewDevicesPipelines : kPipelines);
     if (evaluator_.empty() && !ranking.shapes.empty()) {
       evaluator_.forget_budget();  // one is better than none
       for (std::size_t i = 0; i < ranking.shapes.size() && !has_best(); ++i)
@@ -372,11 +351,16 @@ class Search {
     evaluator_.add_budget(std::min(budget - evaluator_.budget(), evaluator_.whole_budget() / 4));
   }
 
-  /// [stage]
-  static std::vector<std::size_t> classes_of(const PipelineShape& shape) {
-    std::vector<std::size_t> classes;
-    for (const StageDevices& stage : shape.stages) classes.push_back(stage.cls);
-    return classes;
+  /// As many as in small clusters, when all else is done: they take nothing that the search has for other
+  /// plans.
+  void simulate_more_pipelines() {
+    const i64 devices = request_.cluster.num_devices();
+    if (devices <= kSmallCluster || devices > kMiddleCluster) return;
+    const std::pair<i64, i64> before = evaluator_.budgets();
+    evaluator_.add_budget(std::max<i64>(0, evaluator_.whole_budget() / 2 - evaluator_.budget()));
+    evaluate_ranked(evaluator_, rank_pipelines(evaluator_.rates(), step_to_beat()), kFewDevicesPipelines);
+    evaluate_borders(evaluator_, request_.model);
+    evaluator_.give_back(before);
   }
 
   /// Types may also meet inside of stages: on each node of mixed ones, and where a pipeline is best or
