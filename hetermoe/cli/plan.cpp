@@ -227,13 +227,12 @@ constexpr std::size_t kLineWidth = 120;
 
 /// What is short, what would help, and the ways out that were found, one a line.
 std::vector<std::string> why_none_fits(const PlanResult& result, const Ways& ways) {
-  std::vector<std::string> texts = {result.infeasible + "."};
-  // What the advice says would help does not where nothing that was tried makes room.
-  const bool no_way = ways && ways->empty();
-  if (!no_way) texts.push_back(result.advice + ".");
-  if (no_way)
+  std::vector<std::string> texts = {result.infeasible + ".", result.advice + "."};
+  if (ways && ways->empty())
     texts.emplace_back(
-        "None of these makes room: main memory, smaller states, adapters, shorter sequences, more devices.");
+        "None of these alone makes room: 4 TiB of main memory a node, smaller states, adapters, shorter "
+        "sequences "
+        "(512 tokens at least), 8 times as many devices.");
   if (ways && !ways->empty()) texts.emplace_back("Each of these alone makes room:");
   for (const std::string& way : ways.value_or(std::vector<std::string>())) texts.push_back("  " + way);
   std::vector<std::string> lines;

@@ -164,6 +164,8 @@ void PlanAnalyser::add_exchange(const RoutingLoad& routing, std::size_t layer, i
   const auto l = static_cast<i32>(out.layer);
   const std::vector<DeviceId>& owners = placement_.owners(group, l);
   const TokenRanges sources = placement_.ranges(group, l, microbatch);
+  std::optional<NodeRows> by_node;
+  if (!placement_.plan().row_nodes.empty()) by_node.emplace(placement_.plan(), group, owners);
   std::vector<double> copies(owners.size(), 0);
   for (i32 chunk = 0; chunk < placement_.plan().chunks; ++chunk) {
     const ExchangeLoad load = routing.exchange(placement_, group, l, microbatch, chunk);
@@ -171,10 +173,14 @@ void PlanAnalyser::add_exchange(const RoutingLoad& routing, std::size_t layer, i
       copies[o] += load.copies_at(o);
       for (std::size_t s = 0; s < sources.size(); ++s) {
         if (cluster_.devices[idx(sources.device(s))].node == cluster_.devices[idx(owners[o])].node) continue;
-        figures_.node_rows += load.rows_between(s, o);
         figures_.node_copies += load.copies_between(s, o);
+        if (!by_node || !by_node->relay(sources.device(s), by_node->node_of(o)))
+          figures_.node_rows += load.rows_between(s, o);
       }
     }
+    for (std::size_t s = 0; by_node && s < sources.size(); ++s)
+      for (std::size_t n = 0; n < by_node->num_nodes(); ++n)
+        figures_.node_rows += by_node->relay(sources.device(s), n) ? load.rows_to_node(s, n) : 0;
     tokens_ += std::accumulate(load.tokens.begin(), load.tokens.end(), 0.0);
   }
   std::vector<double>& speeds = speeds_[layer][idx(group)];

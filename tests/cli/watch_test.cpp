@@ -176,7 +176,7 @@ TEST(Report, ATimelineWithoutItsOtherSideIsNamed) {
     ASSERT_EQ(made.code, 0) << made.err;
   }
   const ProgramResult result =
-      run_hetermoe({"report", folder / "tiny/predicted.json", "--with", folder / "tiny-qwen3/predicted.json",
+      run_hetermoe({"report", folder / "tiny/timeline.json", "--with", folder / "tiny-qwen3/timeline.json",
                     "-o", folder / "page.html"});
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_TRUE(contains(result.err, "is drawn by itself: no other file is the run of the same schedule"))

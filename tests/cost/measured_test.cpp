@@ -318,12 +318,12 @@ TEST(Profiles, EveryOneOfTheConfigurationsLoadsAndFitsItsModel) {
 TEST_F(MeasuredCostTest, RefusesAProfileOfAnotherDtypeOrShape) {
   ProfileFile other = profile_;
   other.dtype = Dtype::kBf16;
-  EXPECT_EQ(
-      profile_error(other),
-      "[p.json dtype] profile of another dtype: got bf16, but times are asked for in fp32. Profile again with "
-      "--dtype fp32, or use these times: plan --dtype bf16; train, simulate and verify "
-      "--clock.emulated_dtype "
-      "bf16");
+  EXPECT_EQ(profile_error(other),
+            "[p.json dtype] profile of another dtype: got bf16, but times are asked for in fp32. Profile "
+            "again with "
+            "--dtype fp32, or use these times: plan --dtype bf16; train, simulate and verify "
+            "--clock.emulated_dtype "
+            "bf16");
   other = profile_;
   other.shape.expert_hidden = 96;
   other.model = "wee";

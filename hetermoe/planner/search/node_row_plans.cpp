@@ -1,12 +1,25 @@
 #include "hetermoe/planner/search/node_row_plans.h"
 
+#include <map>
+
 #include "hetermoe/plan/row_nodes.h"
 
 namespace hetermoe {
 namespace {
 
-constexpr i64 kNodeRowPlans = 8;
+constexpr i64 kNodeRowPlans = 12;
+constexpr i64 kNodeRowVariants = 2;           ///< of them on the same devices with as many microbatches
 constexpr double kMaxNodeRowStepRatio = 1.6;  ///< of their steps without it to the best one
+
+/// Plans that differ in owners of experts and in recomputation have the same.
+std::vector<i64> arrangement_of(const Plan& plan) {
+  std::vector<i64> kind;
+  for (const Group& group : plan.groups) {
+    kind.push_back(static_cast<i64>(group.microbatches.size()));
+    kind.insert(kind.end(), group.devices.begin(), group.devices.end());
+  }
+  return kind;
+}
 
 }  // namespace
 
@@ -15,12 +28,14 @@ void evaluate_node_rows(Evaluator& evaluator, const Cluster& cluster) {
   const i64 budget = evaluator.budget();
   const Seconds most = kMaxNodeRowStepRatio * evaluator.step_of(evaluator.best());
   i64 left = kNodeRowPlans;
+  std::map<std::vector<i64>, i64> kinds;
   for (const i64 index : evaluator.by_step()) {
     if (left == 0 || evaluator.step_of(index) > most) break;
     Plan plan = evaluator.plan_of(index);
-    if (!may_pass_rows_on(plan, cluster)) continue;
+    i64& count = kinds[arrangement_of(plan)];
+    if (count >= kNodeRowVariants || !may_pass_rows_on(plan, cluster)) continue;
     plan.row_nodes = nodes_of_devices(cluster);
-    if (row_node_faults(plan, cluster).empty() && evaluator.evaluate(std::move(plan)) >= 0) --left;
+    if (row_node_faults(plan, cluster).empty() && evaluator.evaluate(std::move(plan)) >= 0) --left, ++count;
   }
   evaluator.add_budget(budget - evaluator.budget());
 }

@@ -390,6 +390,8 @@ Plan make_job_plan(const Job& job, const ModelConfig& model, const Cluster& clus
   lora_of(job.train, model);
   const bool from_file = !job.plan.file.empty();
   Plan plan = from_file ? plan_of_file(job) : plan_of_strategy(job, model, cluster);
+  // A plan for as many devices on other nodes is one for these, too.
+  if (plan.row_nodes.size() == cluster.devices.size()) plan.row_nodes = nodes_of_devices(cluster);
   std::vector<std::string> faults = plan_faults(job, plan, model, cluster);
   if (faults.empty() && divides_in_step(job)) {
     plan = divided_in_step(job, std::move(plan), model, cluster);
