@@ -6,6 +6,7 @@
 #include "bench/document.h"
 #include "hetermoe/base/index.h"
 #include "hetermoe/cost/memory_estimate.h"
+#include "hetermoe/plan/row_nodes.h"
 #include "hetermoe/planner/predict.h"
 #include "hetermoe/planner/strategies/allocation.h"
 
@@ -52,9 +53,11 @@ struct Result {
 
 class Bench {
  public:
-  Bench(const Setting& setting, std::vector<i64> nics)
+  /// by_node: rows may go once to each node, in either.
+  Bench(const Setting& setting, std::vector<i64> nics, bool by_node = false)
       : setting_(setting),
         nics_(std::move(nics)),
+        by_node_(by_node),
         model_(model_of(setting)),
         cluster_(cluster_of(setting)),
         predictor_(model_, cluster_) {}
@@ -80,8 +83,12 @@ class Bench {
         for (DeviceId d = 0; d < cluster_.num_devices(); ++d)
           (d % kDevicesOfNode < of_node ? request.attention : request.experts).push_back(d);
         request.depth_groups = {groups};
-        request.head_on = HeadOn::kAttention, request.combine_to = CombineTo::kNext;
-        keep(best, find_strategy("af-pipe").make(model_, cluster_, request));
+        request.head_on = HeadOn::kAttention;
+        for (const CombineTo combine_to : {CombineTo::kSource, CombineTo::kNext}) {
+          if (combine_to == CombineTo::kSource && !by_node_) continue;  // slower
+          request.combine_to = combine_to;
+          keep(best, find_strategy("af-pipe").make(model_, cluster_, request));
+        }
       }
     }
     return best;
@@ -111,6 +118,11 @@ class Bench {
     plan.dtype.assign(cluster_.devices.size(), Dtype::kBf16);
     plan.wire_forward = plan.wire_backward = wire_of(Dtype::kBf16);
     plan.nics = nics_;
+    if (by_node_ && plan.combine_to == CombineTo::kSource && plan.row_nodes.empty()) {
+      Plan once = plan;
+      once.row_nodes = nodes_of_devices(cluster_);
+      keep(best, std::move(once));
+    }
     const double speed = predictor_.predict(plan).tokens_per_s;
     if (speed <= best.tokens_per_s) return;
     const std::vector<Bytes> memory = estimate_memory(plan, model_);
@@ -119,6 +131,7 @@ class Bench {
 
   Setting setting_;
   std::vector<i64> nics_;  ///< [device] of its own; empty = none
+  bool by_node_;
   ModelConfig model_;
   Cluster cluster_;
   Predictor predictor_;
@@ -138,9 +151,10 @@ std::string shape_text(const Result& result) {
 
 Row row_of(const Setting& setting) {
   const std::vector<i64> one_each(idx(setting.nodes * kDevicesOfNode), 1);
-  Bench bench(setting, {}), own_nics(setting, one_each);
+  Bench bench(setting, {}), own_nics(setting, one_each), by_node(setting, {}, true);
   const Result pipeline = bench.pipeline(), depth = bench.depth_groups(), pipeline_nics = own_nics.pipeline(),
-               depth_nics = own_nics.depth_groups();
+               depth_nics = own_nics.depth_groups(), pipeline_once = by_node.pipeline(),
+               depth_once = by_node.depth_groups();
   const Allocation allocation = bench.allocation();
   const auto speed = [](const Result& result) { return fmt::format("{:.0f}", result.tokens_per_s); };
   const auto gib = [](const Result& result) { return fmt::format("{:.0f}", result.memory / kGiB); };
@@ -158,7 +172,10 @@ Row row_of(const Setting& setting) {
           speed(depth_nics),
           times(depth_nics, pipeline_nics),
           shape_text(depth_nics),
-          split_text(real(allocation.attention), real(allocation.experts))};
+          split_text(real(allocation.attention), real(allocation.experts)),
+          speed(pipeline_once),
+          speed(depth_once),
+          times(depth_once, pipeline_once)};
 }
 
 int run(const std::vector<std::string>& words) {
@@ -177,10 +194,10 @@ int run(const std::vector<std::string>& words) {
     }
   }
   Document document;
-  document.table(
-      {"model, nodes, tokens of a sequence", "pp-ep tokens/s", "GiB", "af-pipe tokens/s", "GiB", "times",
-       "split, groups", "pp-ep, NICs", "af-pipe, NICs", "times", "split, groups", "by closed forms"},
-      rows);
+  document.table({"model, nodes, tokens of a sequence", "pp-ep tokens/s", "GiB", "af-pipe tokens/s", "GiB",
+                  "times", "split, groups", "pp-ep, NICs", "af-pipe, NICs", "times", "split, groups",
+                  "by closed forms", "pp-ep, rows by node", "af-pipe, rows by node", "times"},
+                 rows);
   std::cout << document.markdown();
   return 0;
 }
