@@ -3,6 +3,7 @@
 
 #include <iostream>
 
+#include "hetermoe/plan/row_nodes.h"
 #include "hetermoe/report/table.h"
 #include "tests/fault/scene.h"
 #include "tests/support/case_count.h"
@@ -171,6 +172,26 @@ TEST(NthCall, EveryFaultOfEveryCallOfAStepEndsWithOneErrorOrTheSameResult) {
     }
   }
   std::cout << table.str();  // a hang would have ended the program
+}
+
+/// Device 2 reaches the others through one of them.
+TEST(NthCall, EveryFaultOfRowsByNodesEndsWithOneErrorOrTheSameResult) {
+  Scene scene = scene_of("ep");
+  scene.plan.row_nodes = nodes_of_devices(scene.cluster);
+  ASSERT_TRUE(may_pass_rows_on(scene.plan, scene.cluster));
+  for (const bool checksums : {false, true}) {
+    Experiment experiment(scene, checksums);
+    for (const Fault fault : all_faults()) {
+      for (const OpKind kind : {OpKind::kDispatch, OpKind::kCombine}) {
+        const Row row = experiment.run(fault, kind, 4);
+        // A flipped bit of a number is a number: only a checksum can tell.
+        if (fault == Fault::kFlip && !checksums) continue;
+        EXPECT_EQ(row.of(Outcome::kOther), 0) << name_of(fault) << " " << name_of(kind);
+        EXPECT_EQ(row.of(Outcome::kNamed) > 0, fault != Fault::kDelay)
+            << name_of(fault) << " " << name_of(kind);
+      }
+    }
+  }
 }
 
 TEST(NthCall, EveryFaultOfEveryTallyEndsWithOneErrorOrTheSameResult) {

@@ -116,7 +116,7 @@ class FaultPlanter {
         gate_.wait();
         throw TransportError("this device is gone");
       default:
-        altered_ = alter(message_to(call, out));
+        if (Message* message = message_to(call, out); message != nullptr && alter(*message)) altered_ = true;
     }
   }
   /// Hook on_abort.
@@ -125,10 +125,11 @@ class FaultPlanter {
   bool altered() const { return altered_; }
 
  private:
-  Message& message_to(const ExchangeCall& call, std::vector<Message>& out) const {
-    std::size_t i = 0;
-    while (call.participants[i] != point_.peer) ++i;
-    return out[i];
+  /// Null in an exchange without the peer: others of the op have it.
+  Message* message_to(const ExchangeCall& call, std::vector<Message>& out) const {
+    for (std::size_t i = 0; i < call.participants.size(); ++i)
+      if (call.participants[i] == point_.peer) return &out[i];
+    return nullptr;
   }
   bool alter(Message& message) const {
     return point_.fault == Fault::kCut     ? cut(message)
