@@ -151,8 +151,9 @@ Tensors for_owner(const Op& op, const Tensors& passing, std::size_t owner_on_nod
   return out;
 }
 
-/// A pick beyond the rows would read other memory.
+/// Where the host reads them; a GPU checks them as it gathers rows.
 void check_picks(OpContext& d, const Op& op, DeviceId source, const NodeRows& nodes, const Tensors& tensors) {
+  if (d.routing[idx(op.layer)].on_device) return;
   const std::size_t each = with_copies(op) ? 4 : 1;
   for (std::size_t i = 0; i < owners_here(d, op, nodes).size(); ++i) {
     const at::Tensor pick = to_host(tensors[1 + i * each], "picks").contiguous();
