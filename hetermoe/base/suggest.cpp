@@ -44,6 +44,12 @@ std::string nearest_name(std::string_view got, const std::vector<std::string>& k
   const std::string want = folded(got);
   std::string best;
   if (want.empty()) return best;
+  // A100 stands for A100-40 or A100-80, and not for A10.
+  constexpr std::size_t kWhole = 4;
+  for (const std::string& name : known)
+    if (want.size() >= kWhole && name.size() > got.size() && name[got.size()] == '-' &&
+        folded(name.substr(0, got.size())) == want)
+      return name;
   // Of four letters, two others make another word, unless they only changed places.
   constexpr std::size_t kShort = 4;
   std::size_t best_distance = std::max<std::size_t>(2, want.size() / 3) + 1;

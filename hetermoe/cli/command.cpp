@@ -46,7 +46,8 @@ std::vector<std::string> long_names(const CLI::App& app) {
 std::string nearest_option(const std::string& got, const std::vector<std::string>& names) {
   if (got.size() < 2) return "";  // everything is near
   // What other trainers call it.
-  static const std::map<std::string, std::string> elsewhere = {{"lr", "train.learning_rate"},
+  static const std::map<std::string, std::string> elsewhere = {{"train.dtype", "plan.attention_dtype"},
+                                                               {"lr", "train.learning_rate"},
                                                                {"train.lr", "train.learning_rate"},
                                                                {"batch_size", "train.sequences"},
                                                                {"batch-size", "train.sequences"},
@@ -291,6 +292,17 @@ void allow_overrides(Flags& flags) {
       "\n\nEvery key of a job file is an option too, as --train.steps 20; `hetermoe options` lists them.");
 }
 
+/// A plan says all of itself: what is written beside it would have no effect.
+static void check_beside_plan(const Overrides& overrides, bool has_plan) {
+  if (!has_plan && !gives(overrides, "plan.file")) return;
+  for (const auto& [key, value] : overrides) {
+    if ((key.starts_with("plan.") && key != "plan.file") || key == "train.microbatches")
+      fail<ConfigError>(
+          "--" + key,
+          "got {} with a finished plan, which says all of itself: change it there, or leave one out", value);
+  }
+}
+
 Overrides overrides_of(const Flags& flags) {
   Overrides overrides;
   const auto is_given = [&](const CLI::Option* option) { return option != nullptr && option->count() > 0; };
@@ -304,6 +316,7 @@ Overrides overrides_of(const Flags& flags) {
     const bool is_key = option != nullptr && option->get_group() == kHiddenGroup;
     if (is_key && option->count() > 0) overrides.emplace_back(key.name, option->results().back());
   }
+  check_beside_plan(overrides, is_given(flags.app().get_option_no_throw("--plan")));
   return overrides;
 }
 

@@ -248,8 +248,22 @@ void keep_first_of_each(std::vector<std::string>& names) {
   names = std::move(kept);
 }
 
+/// Predictions for GPUs tune each strategy on a model and a cluster, and take nothing else of a job.
+void check_predicted(const CompareArguments& options, const Overrides& overrides) {
+  if (!options.routing.empty())
+    fail<ConfigError>("--routing", "got {} with --seq, which assumes even routing: it is for --balancers",
+                      options.routing);
+  for (const auto& [key, value] : overrides) {
+    if (key != "model" && key != "cluster")
+      fail<ConfigError>("--" + key,
+                        "got {} with --seq, where each strategy is tuned and no job is run: leave it out",
+                        value);
+  }
+}
+
 int compare(CompareArguments options, const Overrides& overrides) {
   keep_first_of_each(options.strategies);
+  if (!options.seq_lens.empty() && options.balance.balancers.empty()) check_predicted(options, overrides);
   if (!options.balance.balancers.empty() || !options.routing.empty())
     return compare_balancers(options, overrides);
   Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);

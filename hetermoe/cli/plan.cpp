@@ -30,7 +30,7 @@ struct PlanArguments {
   i64 seq_len = 4096, sequences = 0, tokens = 0, max_microbatches = PlanLimits().max_microbatches;
   std::vector<DeviceId> idle;
   TrainOptions train;  // what is trained of the model
-  bool shard_optimizer = true, offload = true, json = false;
+  bool shard_optimizer = true, node_rows = true, offload = true, json = false;
 };
 
 PlanRequest make_request(const PlanArguments& options) {
@@ -64,6 +64,7 @@ PlanRequest make_request(const PlanArguments& options) {
   if (!faults.empty()) fail<ConfigError>("plan", "{}", faults[0]);
   request.limits.max_microbatches = options.max_microbatches;
   request.limits.shard_optimizer = options.shard_optimizer;
+  request.limits.node_rows = options.node_rows;
   request.limits.offload = options.offload;
   request.limits.memory_reserve = options.memory_reserve_gib * kGiB;
   const bool even = options.routing == "uniform" || options.routing == "even";
@@ -337,6 +338,8 @@ std::function<int()> make_plan(Flags& flags) {
   flags.add_flag(
       "!--no-shard-optimizer", options->shard_optimizer,
       "every replica keeps all of the optimizer's state: such plans can follow each other in a run");
+  flags.add_flag("!--no-node-dedup", options->node_rows,
+                 "rows go straight to each owner of experts, even where once to each node is faster");
   flags.add_flag("!--no-offload", options->offload,
                  "no plan uses main memory, even where the cluster has hosts and nothing fits without");
   flags.add_option("-o,--output", options->output, "write the best plan to this file")->is_output();

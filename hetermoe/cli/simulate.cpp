@@ -172,8 +172,9 @@ std::string without_sequences(const Group& group, const Timeline& timeline) {
 /// What is worth knowing of the plan's step beyond its figures.
 std::vector<std::string> notes_of(const Simulated& result, const Cluster& cluster) {
   std::vector<std::string> out;
-  if (std::string note = borrowed_rates(cluster, result.emulated.dtype); !note.empty())
-    out.push_back(std::move(note));
+  for (const std::string& note :
+       {borrowed_rates(cluster, result.emulated.dtype), row_nodes_note(result.plan, cluster)})
+    if (!note.empty()) out.push_back(note);
   if (result.schedule.overlaps())
     out.push_back(fmt::format(
         "steps overlap: each computes while the optimizer of the one before still works, with weights that "

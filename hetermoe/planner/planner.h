@@ -23,6 +23,7 @@ struct PlanLimits {
   i64 max_microbatches = 0;           ///< of a group; 0 = as many as there are sequences
   bool shard_optimizer = true;        ///< may be proposed
   bool gather_weights = false;        ///< every plan does (shard_weights()); chosen by find_plan()
+  bool node_rows = true;              ///< rows may go once to each node
   bool offload = true;                ///< hosts may be used where no plan fits without
   HostUse host_use = HostUse::kNone;  ///< what every plan keeps on hosts; chosen by find_plan()
   std::vector<DeviceId> idle;         ///< devices that must stay out, as if the cluster had none of them

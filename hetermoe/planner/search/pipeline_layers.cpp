@@ -107,10 +107,33 @@ std::optional<Plan> interleaved(const Plan& plan, const ModelConfig& model, i64 
 
 namespace {
 
+/// The pipeline before its layers were cut into runs has layers moved over its borders, as long as that makes
+/// the one with runs faster.
+void move_borders_of_runs(Evaluator& evaluator, const ModelConfig& model, Plan plan, i64 chunks,
+                          Seconds step) {
+  const std::size_t stages = stage_layers(plan.groups[0]).size();
+  bool faster = true;
+  while (std::exchange(faster, false)) {
+    for (std::size_t left = 0; left + 1 < stages; ++left) {
+      for (const bool back : {false, true}) {
+        std::optional<Plan> moved =
+            with_layer_moved(plan, model, back ? left + 1 : left, back ? left : left + 1);
+        const std::optional<Plan> next = moved ? interleaved(*moved, model, chunks) : std::nullopt;
+        const i64 index = next ? evaluator.evaluate(*next) : -1;
+        if (index < 0 || evaluator.step_of(index) >= step) continue;
+        step = evaluator.step_of(index), plan = *std::move(moved), faster = true;
+      }
+    }
+  }
+}
+
 void evaluate_interleaved(Evaluator& evaluator, const ModelConfig& model, const Plan& plan) {
   for (const i64 chunks : kChunks) {
     const std::optional<Plan> next = interleaved(plan, model, chunks);
-    if (!next || evaluator.evaluate(*next) >= 0) continue;
+    const i64 index = next ? evaluator.evaluate(*next) : -1;
+    if (index >= 0 && evaluator.step_of(index) <= kMaxPipelineStepRatio * evaluator.step_of(evaluator.best()))
+      move_borders_of_runs(evaluator, model, plan, chunks, evaluator.step_of(index));
+    if (!next || index >= 0) continue;
     // More windows are in flight than there is room for: layers recompute more.
     for (const Recompute recompute : {Recompute::kSelect, Recompute::kAhead, Recompute::kResend}) {
       Plan smaller = *next;

@@ -120,7 +120,7 @@ class Search {
     }
     climb_by_layer(request_, evaluator_, choice_);
     simulate_more_pipelines();
-    evaluate_node_rows(evaluator_, request_.cluster);
+    if (request_.limits.node_rows) evaluate_node_rows(evaluator_, request_.cluster);
     if (evaluator_.empty()) simulate_any();
   }
 

@@ -286,7 +286,7 @@ Lines sharding(const PlanResult& r) {
   bool fits = true;
   for (const TypeUse& use : r.best().types) {
     if (use.freed <= 0) continue;
-    frees.push_back(fmt::format("{:.1f} GiB on {}", use.freed / kGiB, use.type));
+    frees.push_back(fmt::format("{} on {}", memory_text(use.freed), use.type));
     fits = fits && use.unsharded / kGiB <= use.limit_gib;
   }
   return {

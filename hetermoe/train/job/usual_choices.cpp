@@ -3,6 +3,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/version.h"
 #include "hetermoe/base/words.h"
+#include "hetermoe/plan/row_nodes.h"
 #include "hetermoe/train/job/job_data.h"
 #include "hetermoe/train/job/lora.h"
 
@@ -63,6 +64,14 @@ std::string misfit_text(const Plan& plan, const ModelConfig& model, const Cluste
       "the plan {} model {} on cluster {}",
       of_other ? fmt::format("was made for model {} and cannot serve", plan.model) : "does not fit",
       model.name, cluster.name);
+}
+
+std::string row_nodes_note(const Plan& plan, const Cluster& cluster) {
+  if (plan.row_nodes.empty()) return "";
+  return may_pass_rows_on(plan, cluster)
+             ? "a token goes once to each node, where a device passes it on (plan.node_dedup)"
+             : "plan.node_dedup has no effect: no node has several owners of a layer's experts and gets rows "
+               "of other nodes";
 }
 
 std::string other_devices_note(const Plan& plan, const Cluster& cluster) {

@@ -21,6 +21,9 @@ std::vector<std::string> idle_keys_notes(const Job& job);
 /// for another model.
 std::string misfit_text(const Plan& plan, const ModelConfig& model, const Cluster& cluster);
 
+/// What rows that go once to each node (Plan::row_nodes) do for the plan; empty = it has none.
+std::string row_nodes_note(const Plan& plan, const Cluster& cluster);
+
 /// That a plan was made for other types of devices than the cluster has, in words; empty = it was not, or
 /// does not say.
 std::string other_devices_note(const Plan& plan, const Cluster& cluster);

@@ -1,5 +1,8 @@
 #include "hetermoe/train/run/restore.h"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <chrono>
 
 #include "hetermoe/base/words.h"
@@ -25,8 +28,16 @@ void name_run(RunState& run) {
 void tell_differences(RunState& run, const CheckpointInfo& info) {
   for (const std::string& difference : job_differences(info.job, to_json(run.job))) run.tell(difference);
   if (!info.plan.is_null() && info.plan != to_json(run.plan())) {
-    run.tell(fmt::format("another plan goes on: {}, it was {}", plan_text(to_json(run.plan())),
-                         plan_text(info.plan)));
+    const Json now = to_json(run.plan());
+    std::vector<std::string> keys;
+    for (const Json* side : {&now, &info.plan})
+      for (const auto& [key, value] : side->items())
+        if (now.value(key, Json()) != info.plan.value(key, Json()) &&
+            std::find(keys.begin(), keys.end(), key) == keys.end())
+          keys.push_back(key);
+    const std::string before = plan_text(info.plan), after = plan_text(now);
+    run.tell(before == after ? fmt::format("another plan goes on, which differs in {}", fmt::join(keys, ", "))
+                             : fmt::format("another plan goes on: {}, it was {}", after, before));
   }
   if (info.text != run.text.checksum() || info.seed != run.job.train.seed)
     run.tell("the training text or the seed is not that of the checkpoint: the data are not continued");
