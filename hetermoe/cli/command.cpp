@@ -9,6 +9,7 @@
 #include <set>
 
 #include "hetermoe/base/error.h"
+#include "hetermoe/base/json.h"
 #include "hetermoe/base/suggest.h"
 #include "hetermoe/base/version.h"
 #include "hetermoe/comm/processes.h"
@@ -292,14 +293,25 @@ void allow_overrides(Flags& flags) {
       "\n\nEvery key of a job file is an option too, as --train.steps 20; `hetermoe options` lists them.");
 }
 
-/// A plan says all of itself: what is written beside it would have no effect.
-static void check_beside_plan(const Overrides& overrides, bool has_plan) {
-  if (!has_plan && !gives(overrides, "plan.file")) return;
+/// A plan says all of itself: what is written beside it would have no effect. `plan`: the option for one, or
+/// null.
+static void check_beside_plan(const Overrides& overrides, const CLI::Option* plan) {
+  std::string file = plan != nullptr && plan->count() > 0 ? plan->results().back() : "";
+  for (const auto& [key, value] : overrides)
+    if (key == "plan.file") file = value;
+  if (file.empty()) return;
   for (const auto& [key, value] : overrides) {
-    if ((key.starts_with("plan.") && key != "plan.file") || key == "train.microbatches")
-      fail<ConfigError>(
-          "--" + key,
-          "got {} with a finished plan, which says all of itself: change it there, or leave one out", value);
+    if (key.starts_with("plan.") && key != "plan.file")
+      fail<ConfigError>("--" + key, "got {}, but the plan comes from {}: change it there, or leave one out",
+                        value, file);
+    if (key != "train.microbatches") continue;
+    const Json json = read_json(file);
+    if (!json.contains("groups") || json["groups"].empty() || !json["groups"][0].contains("microbatches"))
+      continue;
+    const std::string own = std::to_string(json["groups"][0]["microbatches"].size());
+    if (value != own)
+      fail<ConfigError>("--" + key, "got {}, but the plan of {} has {}: leave it out, or make another plan",
+                        value, file, own);
   }
 }
 
@@ -316,7 +328,7 @@ Overrides overrides_of(const Flags& flags) {
     const bool is_key = option != nullptr && option->get_group() == kHiddenGroup;
     if (is_key && option->count() > 0) overrides.emplace_back(key.name, option->results().back());
   }
-  check_beside_plan(overrides, is_given(flags.app().get_option_no_throw("--plan")));
+  check_beside_plan(overrides, flags.app().get_option_no_throw("--plan"));
   return overrides;
 }
 

@@ -176,6 +176,29 @@ TEST(Options, EverySpellingReachesTheJob) {
   EXPECT_EQ(yes.err, "[--plan.row_dedup] wrong type: got string \"yes\", expected true or false\n");
 }
 
+TEST(Options, WhatAFinishedPlanSaysIsNotWrittenBesideIt) {
+  const WorkFolder folder;
+  const std::string plan = folder / "plan.json";
+  ASSERT_EQ(run_hetermoe({"plan", "--model", "demo", "--cluster", "demo", "--seq", "64", "--sequences", "8",
+                          "-o", plan})
+                .code,
+            0);
+  const auto simulated = [&](const std::vector<std::string>& words) {
+    return run_hetermoe(with({"simulate", "--model", "demo", "--cluster", "demo", "--plan", plan}, words));
+  };
+  EXPECT_EQ(simulated({}).code, 0);
+  const ProgramResult key = simulated({"--plan.row_dedup", "true"});  // the default, too
+  EXPECT_EQ(key.code, 2);
+  EXPECT_TRUE(key.err.starts_with("[--plan.row_dedup] got true, but the plan comes from ")) << key.err;
+  const ProgramResult count = simulated({"--train.microbatches", "77"});
+  EXPECT_EQ(count.code, 2);
+  EXPECT_TRUE(count.err.starts_with("[--train.microbatches] got 77, but the plan of ")) << count.err;
+  const ProgramResult tuned =
+      run_hetermoe({"compare", "--model", "d1", "--cluster", "o1", "--seq", "4096", "--plan.chunks", "4"});
+  EXPECT_EQ(tuned.code, 2);
+  EXPECT_TRUE(tuned.err.starts_with("[--plan.chunks] got 4 with --seq, ")) << tuned.err;
+}
+
 TEST(Options, AJobFileMayStandAnywhere) {
   const WorkFolder folder;
   const std::string file = folder.file("job.yaml", "train: {steps: 3, seq_len: 4}");

@@ -325,7 +325,7 @@ Json to_json(const Job& job) { return write_fields(job); }
 Job load_job(const std::string& path, const std::vector<Override>& overrides) {
   if (path.empty()) fail<ConfigError>("job", "the name of the file is empty, expected a job file (YAML)");
   if (std::filesystem::is_directory(path))
-    fail<ConfigError>(path, "is a folder, expected a job file; a run leaves its own as {}",
+    fail<ConfigError>(path, "is a folder, expected a file, such as the job of a run: {}",
                       (std::filesystem::path(path) / "job.json").string());
   return parse_job(read_text(path, kMostYaml), path, overrides);
 }
