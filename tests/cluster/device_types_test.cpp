@@ -75,7 +75,7 @@ TEST(Catalogue, UnknownNameIsAnErrorWithTheNearest) {
     const std::string text = error.what();
     EXPECT_TRUE(text.starts_with("[job.yaml x] unknown device type \"A100\". Known: A10, A100-40, A100-80, "))
         << text;
-    EXPECT_TRUE(text.ends_with("Did you mean \"A10\"?")) << text;
+    EXPECT_TRUE(text.ends_with("Did you mean \"A100-40\"?")) << text;
   }
 }
 
