@@ -113,8 +113,9 @@ std::string order_text(const Plan& plan) {
 }
 
 std::string memory_text(const Plan& plan) {
-  std::string text = fmt::format("Computes in {}, rows travel in {}, recompute {}", dtypes_text(plan),
-                                 name_of(plan.wire_forward), name_of(plan.recompute));
+  std::string text = fmt::format(
+      "Computes in {}, rows travel in {}{}, recompute {}", dtypes_text(plan), name_of(plan.wire_forward),
+      plan.row_nodes.empty() ? "" : ", once to each node", name_of(plan.recompute));
   if (plan.shard_optimizer) text += ", optimizer divided over the devices that hold the same parameters";
   if (uses_hosts(plan)) text += ", part of the state in the main memory of the hosts";
   return text + ".";
