@@ -87,7 +87,7 @@ std::string memory_text(Bytes bytes);
 /// "(45 GiB, 42.7 GiB usable)", or why none of it is.
 std::string room_text(const DeviceType& type, Bytes usable);
 
-/// The device that a plan overfills most: "device V100#6 (16 GiB, 14.5 usable) needs 18.2 GiB"; empty =
+/// The device that a plan overfills most: "device V100#6 (16 GiB, 14.5 GiB usable) needs 18.2 GiB"; empty =
 /// the plan fits.
 std::string overfilled_device(const std::vector<Bytes>& memory, const Cluster& cluster);
 

@@ -44,9 +44,11 @@ std::vector<at::Tensor> RoutedCopies::tokens_back() const {
     for (const SendIndex& index : send) out.push_back(index.token_R);
   }
   for (const NodeTokens& node : of_nodes) {
-    if (node.token_R.defined()) out.push_back(node.token_R);
-    for (const std::size_t o : node.token_R.defined() ? std::vector<std::size_t>() : node.owners)
-      out.push_back(send[o].token_R);
+    if (node.token_R.defined()) {
+      out.push_back(node.token_R);
+    } else {
+      for (const std::size_t o : node.owners) out.push_back(send[o].token_R);
+    }
   }
   return out;
 }

@@ -57,4 +57,11 @@ std::vector<std::string> row_node_faults(const Plan& plan, const Cluster& cluste
   return {};
 }
 
+std::optional<Plan> with_row_nodes(Plan plan, const Cluster& cluster) {
+  if (!may_pass_rows_on(plan, cluster)) return std::nullopt;
+  plan.row_nodes = nodes_of_devices(cluster);
+  if (!row_node_faults(plan, cluster).empty()) return std::nullopt;
+  return plan;
+}
+
 }  // namespace hetermoe

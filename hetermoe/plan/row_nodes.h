@@ -1,4 +1,5 @@
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,5 +16,8 @@ std::vector<std::string> row_node_faults(const Plan& plan, const Cluster& cluste
 
 /// Some layer has several owners on a node, and sources on another one: rows would be passed on.
 bool may_pass_rows_on(const Plan& plan, const Cluster& cluster);
+
+/// The plan with Plan::row_nodes. None: no row would be passed on, or a setting of the plan excludes it.
+std::optional<Plan> with_row_nodes(Plan plan, const Cluster& cluster);
 
 }  // namespace hetermoe

@@ -115,14 +115,7 @@ std::string error_with(const HookedTransport::Hook& on_send) {
   const Plan plan = deep_plan(model, cluster);
   RigOptions options;
   options.on_send = on_send;
-  Rig rig(model, cluster, plan, options);
-  rig.load(lively_values(model));
-  try {
-    rig.executor().run(random_input(plan, model));
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return error_of_step(model, cluster, plan, options);
 }
 
 /// What is added in which order is the same.

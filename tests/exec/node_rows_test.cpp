@@ -73,15 +73,8 @@ TEST(NodeRowsRun, WrongPicksAndCountsAreNamed) {
   const ModelConfig model = load_model("tiny-olmoe");
   const Cluster cluster = uneven_nodes();
   const Plan plan = plan_by_node(model, cluster);
-  const auto error_of = [&](const RigOptions& options) -> std::string {
-    Rig rig(model, cluster, plan, options);
-    rig.load(lively_values(model));
-    try {
-      rig.executor().run(random_input(plan, model));
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
+  const auto error_of = [&](const RigOptions& options) {
+    return error_of_step(model, cluster, plan, options);
   };
   EXPECT_EQ(error_of({}), "");
   RigOptions picks;

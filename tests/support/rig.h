@@ -183,6 +183,19 @@ inline StepInput random_input(const Plan& plan, const ModelConfig& model, u64 se
   return input;
 }
 
+/// What one step of a plan ends with; "" = no error.
+inline std::string error_of_step(const ModelConfig& model, const Cluster& cluster, const Plan& plan,
+                                 const RigOptions& options) {
+  Rig rig(model, cluster, plan, options);
+  rig.load(lively_values(model));
+  try {
+    rig.executor().run(random_input(plan, model));
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
 /// max |a - b| / max(max |b|, 1e-6 x the largest gradient), the worst over all tensors.
 struct Comparison {
   double loss = 0, aux_loss = 0, gradient = 0;

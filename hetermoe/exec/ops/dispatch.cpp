@@ -1,12 +1,9 @@
 #include <algorithm>
 #include <numeric>
 
-#include "hetermoe/comm/codec.h"
 #include "hetermoe/device/host_copy.h"
 #include "hetermoe/exec/ops/exchange_rows.h"
 #include "hetermoe/exec/ops/next_routing.h"
-#include "hetermoe/nn/router.h"
-#include "hetermoe/nn/rows.h"
 #include "hetermoe/ops/work.h"
 
 // dispatch: rows to the owners of experts; backward, their gradients back.

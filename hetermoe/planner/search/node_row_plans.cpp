@@ -31,11 +31,11 @@ void evaluate_node_rows(Evaluator& evaluator, const Cluster& cluster) {
   std::map<std::vector<i64>, i64> kinds;
   for (const i64 index : evaluator.by_step()) {
     if (left == 0 || evaluator.step_of(index) > most) break;
-    Plan plan = evaluator.plan_of(index);
-    i64& count = kinds[arrangement_of(plan)];
-    if (count >= kNodeRowVariants || !may_pass_rows_on(plan, cluster)) continue;
-    plan.row_nodes = nodes_of_devices(cluster);
-    if (row_node_faults(plan, cluster).empty() && evaluator.evaluate(std::move(plan)) >= 0) --left, ++count;
+    Plan straight = evaluator.plan_of(index);
+    i64& count = kinds[arrangement_of(straight)];
+    if (count >= kNodeRowVariants) continue;
+    std::optional<Plan> plan = with_row_nodes(std::move(straight), cluster);
+    if (plan && evaluator.evaluate(std::move(*plan)) >= 0) --left, ++count;
   }
   evaluator.add_budget(budget - evaluator.budget());
 }

@@ -103,16 +103,15 @@ class Comparison {
   /// Rows that go once to each node, where that is faster and has room.
   void pass_rows_on(Tuned& tuned) {
     const Cluster& cluster = predictor_.cluster();
-    if (!tuned.infeasible.empty() || setting_.published || !may_pass_rows_on(tuned.plan, cluster)) return;
-    Plan plan = tuned.plan;
-    plan.row_nodes = nodes_of_devices(cluster);
-    if (!row_node_faults(plan, cluster).empty()) return;
-    if (setting_.check_memory && !overfilled_device(memory_of(predictor_, setting_, plan), cluster).empty())
+    if (!tuned.infeasible.empty() || setting_.published) return;
+    std::optional<Plan> plan = with_row_nodes(tuned.plan, cluster);
+    if (!plan) return;
+    if (setting_.check_memory && !overfilled_device(memory_of(predictor_, setting_, *plan), cluster).empty())
       return;
-    Prediction prediction = predictor_.predict(plan);
+    Prediction prediction = predictor_.predict(*plan);
     if (prediction.step >= tuned.prediction.step) return;
-    plan.predicted_step_s = prediction.step;
-    tuned.plan = std::move(plan), tuned.prediction = std::move(prediction);
+    plan->predicted_step_s = prediction.step;
+    tuned.plan = std::move(*plan), tuned.prediction = std::move(prediction);
   }
 
   Tuned tune(const std::string& strategy) {

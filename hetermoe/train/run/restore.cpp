@@ -27,8 +27,7 @@ void name_run(RunState& run) {
 /// What will not be as it was in the run that wrote the checkpoint.
 void tell_differences(RunState& run, const CheckpointInfo& info) {
   for (const std::string& difference : job_differences(info.job, to_json(run.job))) run.tell(difference);
-  if (!info.plan.is_null() && info.plan != to_json(run.plan())) {
-    const Json now = to_json(run.plan());
+  if (const Json now = to_json(run.plan()); !info.plan.is_null() && info.plan != now) {
     std::vector<std::string> keys;
     for (const Json* side : {&now, &info.plan})
       for (const auto& [key, value] : side->items())
