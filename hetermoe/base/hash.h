@@ -3,6 +3,7 @@
 #include <string_view>
 #include <type_traits>
 
+#include "hetermoe/base/splitmix64.h"
 #include "hetermoe/base/types.h"
 
 namespace hetermoe {
@@ -28,14 +29,5 @@ class Fnv {
   void add_byte(u64 byte) { state_ = (state_ ^ byte) * 0x100000001b3ULL; }
   u64 state_ = 0xcbf29ce484222325ULL;
 };
-
-/// The mixing function of splitmix64 (Steele, Lea and Flood 2014): every bit of the result depends on every
-/// bit of x.
-constexpr u64 splitmix64(u64 x) {
-  x += 0x9e3779b97f4a7c15;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
 
 }  // namespace hetermoe

@@ -1,7 +1,5 @@
 #include "hetermoe/comm/processes.h"
 
-#include <unistd.h>
-
 #include <cstdlib>
 
 #include "hetermoe/base/error.h"
@@ -45,11 +43,6 @@ void Processes::abort(int code) const { std::_Exit(code); }
 std::string environment_variable(const std::string& name) {
   const char* value = std::getenv(name.c_str());
   return value != nullptr ? value : "";
-}
-
-std::string host_name() {
-  char name[256] = {};
-  return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown";
 }
 
 void check_alike(const Processes& processes, const std::string& mine, const std::string& hint) {

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "hetermoe/base/host_name.h"
 #include "hetermoe/base/types.h"
 
 namespace hetermoe {
@@ -49,9 +50,6 @@ inline constexpr i32 kMaxRanks = 1 << 20;
 /// The value of an environment variable, empty when it is not set. Only launchers speak to us so.
 using Variables = std::function<std::string(const std::string&)>;
 std::string environment_variable(const std::string& name);
-
-/// Name of the machine that this process runs on.
-std::string host_name();
 
 /// Compares `mine` over all ranks; collective. Throws ConfigError that names the first rank which differs
 /// from rank 0, both texts, and `hint`.

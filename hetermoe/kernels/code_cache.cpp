@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <fstream>
 #include <optional>
@@ -11,6 +12,7 @@
 #include "hetermoe/base/cache_folder.h"
 #include "hetermoe/base/checksum.h"
 #include "hetermoe/base/hash.h"
+#include "hetermoe/base/host_name.h"
 
 namespace hetermoe::kernels {
 namespace {
@@ -50,8 +52,7 @@ std::string write(const fs::path& path, const std::string& text) {
   std::error_code error;
   fs::create_directories(path.parent_path(), error);
   if (error) return error.message();
-  fs::path beside = path;
-  beside += fmt::format(".{}.{:x}", getpid(), reinterpret_cast<std::uintptr_t>(&error));
+  const fs::path beside = temporary_beside(path);
   {
     std::ofstream out(beside, std::ios::binary);
     out << text;
@@ -70,6 +71,13 @@ std::string write(const fs::path& path, const std::string& text) {
 fs::path code_cache_folder() {
   if (const std::string own = environment("HETERMOE_CACHE_DIR"); !own.empty()) return own;
   return cache_folder("kernels");
+}
+
+fs::path temporary_beside(const fs::path& path) {
+  static std::atomic<u64> num_names = 0;
+  fs::path out = path;
+  out += fmt::format(".{}.{}.{}", host_name(), getpid(), num_names++);
+  return out;
 }
 
 CachedCode cached_code(const fs::path& folder, const std::string& identity,

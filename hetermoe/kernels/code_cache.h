@@ -10,6 +10,10 @@ namespace hetermoe::kernels {
 /// is known.
 std::filesystem::path code_cache_folder();
 
+/// A name beside `path` for what shall be renamed to it: no other call in this process takes it, no other
+/// process, and no other host that shares the folder.
+std::filesystem::path temporary_beside(const std::filesystem::path& path);
+
 /// Result of a look into the cache.
 struct CachedCode {
   std::string code;

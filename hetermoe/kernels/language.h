@@ -25,6 +25,7 @@ using u32 = std::uint32_t;
 using u16 = std::uint16_t;
 }  // namespace hetermoe
 #endif
+#include "hetermoe/base/splitmix64.h"
 
 namespace hetermoe::kernels {
 

@@ -14,12 +14,11 @@
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/kernels/code_cache.h"
 #include "hetermoe/kernels/cuda_driver.h"
+#include "hetermoe/kernels/made_once.h"
 #include "hetermoe/kernels/nvrtc.h"
 
 namespace hetermoe::kernels {
 namespace {
-
-constexpr const char* kEntry = "kernel_0";
 
 std::mutex warnings_mutex;
 std::set<std::string> warnings;
@@ -49,14 +48,12 @@ std::string code_for(const Kernel& kernel, c10::Device device) {
   return found.code;
 }
 
-/// The kernel in the memory of a GPU. Who comes while another thread compiles waits for it.
+/// The kernel in the memory of a GPU. Threads that want the same one wait for its compilation; kernels that
+/// are loaded already are launched meanwhile.
 CudaFunction cuda_function(const Kernel& kernel, c10::Device device) {
-  static std::mutex mutex;
-  static std::map<std::pair<const Kernel*, c10::DeviceIndex>, CudaFunction> functions;
-  const std::lock_guard lock(mutex);
-  CudaFunction& function = functions[{&kernel, device.index()}];
-  if (function == nullptr) function = load_cuda_function(device, code_for(kernel, device), kEntry);
-  return function;
+  static MadeOnce<std::pair<const Kernel*, c10::DeviceIndex>, CudaFunction> functions;
+  return functions.get({&kernel, device.index()},
+                       [&] { return load_cuda_function(device, code_for(kernel, device), kernel.entry()); });
 }
 
 std::mutex recorders_mutex;

@@ -3,6 +3,8 @@
 #ifndef __CUDACC__
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
+
+#include <bit>
 #endif
 
 // Elements in memory and the numbers that kernels compute with: 16-bit elements are widened to fp32 as they
@@ -31,6 +33,11 @@ HM_DEVICE float widen(float x) { return x; }
 HM_DEVICE double widen(double x) { return x; }
 
 #ifdef __CUDACC__
+HM_DEVICE u32 bits_of(float x) { return __float_as_uint(x); }
+HM_DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
+// Never contracted to one rounding: results are those of the host, to the bit.
+HM_DEVICE double plain_product(double a, double b) { return __dmul_rn(a, b); }
+HM_DEVICE double plain_sum(double a, double b) { return __dadd_rn(a, b); }
 HM_DEVICE float widen(Bf16 x) { return __uint_as_float(static_cast<u32>(x.bits) << 16); }
 HM_DEVICE float widen(Half x) {
   float out;
@@ -48,6 +55,10 @@ HM_DEVICE void narrow(float x, Bf16& out) {
 #endif
 }
 #else
+inline u32 bits_of(float x) { return std::bit_cast<u32>(x); }
+inline float float_of(u32 bits) { return std::bit_cast<float>(bits); }
+inline double plain_product(double a, double b) { return a * b; }
+inline double plain_sum(double a, double b) { return a + b; }
 inline float widen(Bf16 x) { return c10::detail::f32_from_bits(x.bits); }
 inline float widen(Half x) { return c10::detail::fp16_ieee_to_fp32_value(x.bits); }
 inline void narrow(float x, Bf16& out) { out.bits = c10::detail::round_to_nearest_even(x); }

@@ -68,23 +68,44 @@ HM_DEVICE void store_many(Element* to, const Wide<Element> (&values)[N]) {
   }
 }
 
-template <int N, class Master, class Grad, class Copy>
-HM_DEVICE void update_chunk(const Adamw::Tensor& t, const AdamwNumbers<Master>& numbers, i64 begin, i64 end) {
-  auto* const value = static_cast<Master*>(t.value);
-  auto* const exp_avg = static_cast<Master*>(t.exp_avg);
-  auto* const exp_avg_sq = static_cast<Master*>(t.exp_avg_sq);
+/// A neighbour of x in bf16, that above or that below by the draw's lowest 16 bits: round_stochastically() of
+/// nn. Infinite numbers and NaN stay.
+HM_DEVICE float rounded_by(float x, u64 draw) {
+  constexpr u32 kExponent = 0x7f800000;
+  const u32 bits = bits_of(x);
+  return (bits & kExponent) == kExponent ? x : float_of((bits + (u32(draw) & 0xffff)) & 0xffff0000);
+}
+
+/// Stores wide numbers as they are, and 16-bit ones rounded by the draws of counter, counter + 1, ...
+template <int N, class Element>
+HM_DEVICE void store_kept(Element* to, Wide<Element> (&values)[N], u64 counter) {
+  if constexpr (sizeof(Element) == 2) {
+    for (int j = 0; j < N; ++j) values[j] = rounded_by(values[j], splitmix64(counter + u64(j)));
+  }
+  store_many<N>(to, values);
+}
+
+template <int N, class Value, class Grad, class Moment, class Copy>
+HM_DEVICE void update_chunk(const Adamw::Tensor& t, const AdamwNumbers<Wide<Value>>& numbers, i64 begin,
+                            i64 end) {
+  using Number = Wide<Value>;
+  auto* const value = static_cast<Value*>(t.value);
+  auto* const exp_avg = static_cast<Moment*>(t.exp_avg);
+  auto* const exp_avg_sq = static_cast<Moment*>(t.exp_avg_sq);
   const auto* const grad = static_cast<const Grad*>(t.grad);
+  const u64 of_value = t.key + u64(t.first), of_mean = splitmix64(t.key + 1) + u64(t.first),
+            of_square = splitmix64(t.key + 2) + u64(t.first);
   for (i64 i = begin + i64(thread()) * N; i < end; i += i64(num_threads()) * N) {
-    Master v[N], m[N], s[N];
+    Number v[N], m[N], s[N];
     Wide<Grad> g[N];
     load_many<N>(v, value + i);
     load_many<N>(m, exp_avg + i);
     load_many<N>(s, exp_avg_sq + i);
     load_many<N>(g, grad + i);
-    for (int j = 0; j < N; ++j) numbers.update(v[j], Master(g[j]), m[j], s[j]);
-    store_many<N>(value + i, v);
-    store_many<N>(exp_avg + i, m);
-    store_many<N>(exp_avg_sq + i, s);
+    for (int j = 0; j < N; ++j) numbers.update(v[j], Number(g[j]), m[j], s[j]);
+    store_kept<N>(value + i, v, of_value + u64(i));
+    store_kept<N>(exp_avg + i, m, of_mean + u64(i));
+    store_kept<N>(exp_avg_sq + i, s, of_square + u64(i));
     if (t.copy != nullptr) {
       Wide<Copy> c[N];
       for (int j = 0; j < N; ++j) c[j] = Wide<Copy>(v[j]);
@@ -93,19 +114,19 @@ HM_DEVICE void update_chunk(const Adamw::Tensor& t, const AdamwNumbers<Master>& 
   }
 }
 
-template <class Master, class Grad, class Copy>
+template <class Value, class Grad, class Moment, class Copy>
 HM_DEVICE void adamw(const Adamw& a) {
-  constexpr int kMany = sizeof(Master) == 8 ? 2 : 8;  // what finds room in registers
+  constexpr int kMany = sizeof(Value) == 8 ? 2 : 8;  // what finds room in registers
   for (i64 b = block(); b < a.num_blocks; b += num_blocks()) {
     const Adamw::Tensor& t = a.tensors[tensor_of_block(a.tensors, a.num_tensors, b)];
-    const AdamwNumbers<Master> numbers(a, t.decays != 0);
+    const AdamwNumbers<Wide<Value>> numbers(a, t.decays != 0);
     const i64 begin = (b - t.first_block) * kUpdateChunk, end = smaller(begin + kUpdateChunk, t.count);
     const auto address = reinterpret_cast<u64>(t.value) | reinterpret_cast<u64>(t.grad) |
                          reinterpret_cast<u64>(t.exp_avg) | reinterpret_cast<u64>(t.exp_avg_sq) |
                          reinterpret_cast<u64>(t.copy);
     const i64 whole = address % 16 == 0 ? begin + (end - begin) / kMany * kMany : begin;
-    update_chunk<kMany, Master, Grad, Copy>(t, numbers, begin, whole);
-    update_chunk<1, Master, Grad, Copy>(t, numbers, whole, end);
+    update_chunk<kMany, Value, Grad, Moment, Copy>(t, numbers, begin, whole);
+    update_chunk<1, Value, Grad, Moment, Copy>(t, numbers, whole, end);
   }
 }
 

@@ -6,13 +6,14 @@
 namespace hetermoe::kernels {
 
 inline constexpr i64 kUpdateChunk = 1 << 14;  ///< elements
-inline constexpr i32 kUpdateTensors = 64;
+inline constexpr i32 kUpdateTensors = 56;
 inline constexpr i32 kNormTensors = 128;
 inline constexpr i64 kNormChunk = 1 << 16;
 inline constexpr i64 kClearChunk = 1 << 18;  ///< bytes
 
-/// AdamW on wide values (the masters, or the values themselves). Where `copy` is there, it becomes the value
-/// rounded to 16 bits.
+/// AdamW on masters, or on the values themselves. Where `copy` is there, it becomes the value rounded to 16
+/// bits. Values and moments in bf16 are rounded stochastically, with the draws of nn/optimizer.h: those of
+/// element i follow from `key` and first + i.
 struct Adamw {
   struct Tensor {
     void* value;
@@ -20,7 +21,8 @@ struct Adamw {
     void* exp_avg;
     void* exp_avg_sq;
     void* copy;  ///< or null
-    i64 count;
+    u64 key;
+    i64 first, count;
     i32 first_block;  ///< blocks [first_block, that of the next tensor) work on it
     i32 decays;
   };

@@ -4,15 +4,6 @@
 
 namespace hetermoe::kernels {
 
-#ifdef __CUDACC__
-// Never contracted to one rounding: the cuts are those of the host, to the bit.
-HM_DEVICE double plain_product(double a, double b) { return __dmul_rn(a, b); }
-HM_DEVICE double plain_sum(double a, double b) { return __dadd_rn(a, b); }
-#else
-inline double plain_product(double a, double b) { return a * b; }
-inline double plain_sum(double a, double b) { return a + b; }
-#endif
-
 /// Copies [begin, end) of this block's chunk.
 HM_DEVICE i64 chunk_end(i64 chunk, i64 copies) { return smaller((block() + 1) * chunk, copies); }
 

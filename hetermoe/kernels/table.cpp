@@ -1,6 +1,7 @@
 #include "hetermoe/kernels/table.h"
 
 #include <algorithm>
+#include <cctype>
 #include <map>
 
 #include "hetermoe/base/error.h"
@@ -57,6 +58,7 @@ void run(const void* arguments) {
 
 template <class Arguments, void (*function)(const Arguments&), class... Elements>
 Kernel row(std::string_view source, std::string_view name, std::string_view arguments) {
+  static_assert(sizeof(Arguments) <= 4096, "older drivers take no more");
   return {name,
           source,
           arguments,
@@ -79,6 +81,15 @@ Kernel row(std::string_view source, std::string_view name, std::string_view argu
   HM_KERNEL_OF("rows.cu", sum_rows, SumRows, Source, Out, i32), \
       HM_KERNEL_OF("rows.cu", sum_rows, SumRows, Source, Out, i64)
 
+#define HM_ADAMW(Value, Grad, Moment, Copy) \
+  HM_KERNEL_OF("optimizer.cu", adamw, Adamw, Value, Grad, Moment, Copy)
+// Values or masters in fp32, and bf16 values without a master.
+#define HM_ADAMW_OF_MOMENTS(Moment)                                                                   \
+  HM_ADAMW(float, float, Moment, float), HM_ADAMW(float, float, Moment, Bf16),                         \
+      HM_ADAMW(float, Bf16, Moment, Bf16), HM_ADAMW(float, float, Moment, Half),                       \
+      HM_ADAMW(float, Half, Moment, Half), HM_ADAMW(Bf16, float, Moment, Bf16),                        \
+      HM_ADAMW(Bf16, Bf16, Moment, Bf16)
+
 using Key = std::pair<std::string_view, std::vector<at::ScalarType>>;
 
 }  // namespace
@@ -89,12 +100,9 @@ const std::vector<Kernel>& all_kernels() {
       HM_KERNEL_OF_ALL("norm.cu", norm_forward, NormForward),
       HM_KERNEL_OF_ALL("norm.cu", norm_backward, NormBackward),
       HM_KERNEL_OF_ALL("norm.cu", sum_columns, SumColumns),
-      HM_KERNEL_OF("optimizer.cu", adamw, Adamw, float, float, float),
-      HM_KERNEL_OF("optimizer.cu", adamw, Adamw, float, float, Bf16),
-      HM_KERNEL_OF("optimizer.cu", adamw, Adamw, float, Bf16, Bf16),
-      HM_KERNEL_OF("optimizer.cu", adamw, Adamw, float, float, Half),
-      HM_KERNEL_OF("optimizer.cu", adamw, Adamw, float, Half, Half),
-      HM_KERNEL_OF("optimizer.cu", adamw, Adamw, double, double, double),
+      HM_ADAMW(double, double, double, double),
+      HM_ADAMW_OF_MOMENTS(float),
+      HM_ADAMW_OF_MOMENTS(Bf16),
       HM_KERNEL_OF_ALL("optimizer.cu", square_sum, SquareSum),
       HM_KERNEL("optimizer.cu", clear, Clear),
       HM_KERNEL("optimizer.cu", sum_up, SumUp),
@@ -128,15 +136,29 @@ const std::vector<Kernel>& all_kernels() {
   return all;
 }
 
-const Kernel& find_kernel(std::string_view function, std::span<const at::ScalarType> types) {
+namespace {
+
+/// Null when there is none.
+const Kernel* look_up(std::string_view function, std::span<const at::ScalarType> types) {
   static const std::map<Key, const Kernel*> by_name = [] {
     std::map<Key, const Kernel*> out;
     for (const Kernel& kernel : all_kernels()) out[{kernel.function, kernel.types}] = &kernel;
     return out;
   }();
   const auto found = by_name.find({function, {types.begin(), types.end()}});
-  HM_CHECK(found != by_name.end(), "no kernel {} for {} element types", function, types.size());
-  return *found->second;
+  return found != by_name.end() ? found->second : nullptr;
+}
+
+}  // namespace
+
+bool has_kernel(std::string_view function, std::span<const at::ScalarType> types) {
+  return look_up(function, types) != nullptr;
+}
+
+const Kernel& find_kernel(std::string_view function, std::span<const at::ScalarType> types) {
+  const Kernel* const found = look_up(function, types);
+  HM_CHECK(found != nullptr, "no kernel {} for {} element types", function, types.size());
+  return *found;
 }
 
 std::string Kernel::name() const {
@@ -148,16 +170,21 @@ std::string Kernel::name() const {
   return types.empty() ? out : out + ">";
 }
 
+std::string Kernel::entry() const {
+  std::string out = fmt::format("hm_{}", function);
+  for (const at::ScalarType type : types) out += fmt::format("_{}", element_name(type));
+  std::transform(out.begin(), out.end(), out.begin(), [](unsigned char c) { return std::tolower(c); });
+  return out;
+}
+
 std::string cuda_program(std::span<const Kernel* const> kernels) {
   std::string out = fmt::format(
       "#include \"{}\"\nusing namespace hetermoe;\nusing namespace hetermoe::kernels;\n", kernels[0]->source);
-  for (std::size_t i = 0; i < kernels.size(); ++i) {
+  for (const Kernel* const kernel : kernels) {
     out += fmt::format(
-        "extern \"C\" __global__ void __launch_bounds__({}, {}) kernel_{}(const __grid_constant__ {} "
-        "arguments) "
-        "{{\n"
+        "extern \"C\" __global__ void __launch_bounds__({}, {}) {}(const __grid_constant__ {} arguments) {{\n"
         "  {}(arguments);\n}}\n",
-        kMostThreads, kBlocksAtOnce, i, kernels[i]->arguments, kernels[i]->name());
+        kMostThreads, kBlocksAtOnce, kernel->entry(), kernel->arguments, kernel->name());
   }
   return out;
 }

@@ -24,10 +24,12 @@ struct Kernel {
   std::size_t argument_bytes;
   void (*on_host)(const void* arguments);  ///< for the thread that host_block() describes
 
-  std::string name() const;  ///< "swiglu_forward<Bf16>"
+  std::string name() const;   ///< "swiglu_forward<Bf16>"
+  std::string entry() const;  ///< "hm_swiglu_forward_bf16": its name in compiled code and in profilers
 };
 
 const std::vector<Kernel>& all_kernels();
+bool has_kernel(std::string_view function, std::span<const at::ScalarType> types);
 /// Throws InternalError when there is none.
 const Kernel& find_kernel(std::string_view function, std::span<const at::ScalarType> types);
 
@@ -35,7 +37,7 @@ const Kernel& find_kernel(std::string_view function, std::span<const at::ScalarT
 /// once: more make some kernels keep numbers in memory.
 inline constexpr i32 kMostThreads = 256, kBlocksAtOnce = 3;
 
-/// A program for NVRTC whose entry kernel_<i> is kernels[i]; all are of one source.
+/// A program for NVRTC with the entry of each kernel; all are of one source.
 std::string cuda_program(std::span<const Kernel* const> kernels);
 
 }  // namespace hetermoe::kernels

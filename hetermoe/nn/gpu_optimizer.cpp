@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "hetermoe/base/error.h"
@@ -11,19 +12,13 @@ namespace {
 
 i64 chunks_of(i64 count, i64 chunk) { return (count + chunk - 1) / chunk; }
 
-/// Whether there is a kernel for values (or masters) with such gradients and 16-bit copies.
-bool has_adamw(at::ScalarType wide, at::ScalarType grad, at::ScalarType copy) {
-  if (wide == at::kDouble) return grad == at::kDouble && copy == at::kDouble;
-  if (wide != at::kFloat) return false;
-  return grad == at::kFloat ? copy != at::kDouble : grad == copy;
-}
+using AdamwTypes = std::array<at::ScalarType, 4>;  ///< of values (or masters), gradients, moments, copies
 
 /// One launch after the other, each over as many tensors as its arguments hold.
 class AdamwLaunches {
  public:
-  AdamwLaunches(const kernels::Adamw& constants, std::initializer_list<at::ScalarType> types,
-                c10::Device device)
-      : next_(constants), types_(types.begin(), types.end()), device_(device) {}
+  AdamwLaunches(const kernels::Adamw& constants, const AdamwTypes& types, c10::Device device)
+      : next_(constants), types_(types), device_(device) {}
 
   void add(const kernels::Adamw::Tensor& tensor) {
     kernels::Adamw::Tensor& place = next_.tensors[next_.num_tensors++] = tensor;
@@ -33,14 +28,14 @@ class AdamwLaunches {
   }
   void run() {
     if (next_.num_tensors == 0) return;
-    kernels::launch("adamw", {types_[0], types_[1], types_[2]}, {.blocks = next_.num_blocks, .threads = 256},
-                    next_, device_);
+    kernels::launch("adamw", {types_[0], types_[1], types_[2], types_[3]},
+                    {.blocks = next_.num_blocks, .threads = 256}, next_, device_);
     next_.num_tensors = next_.num_blocks = 0;
   }
 
  private:
   kernels::Adamw next_;
-  std::vector<at::ScalarType> types_;
+  AdamwTypes types_;
   c10::Device device_;
 };
 
@@ -61,23 +56,26 @@ bool gpu_adamw_update(std::vector<at::Tensor>& values, const std::vector<at::Ten
                       AdamwState& state, const AdamwOptions& options, double learning_rate,
                       double grad_factor) {
   const bool copies = !state.master.empty();
-  const std::vector<at::Tensor>& wide = copies ? state.master : values;
-  const at::ScalarType wide_type = wide[0].scalar_type(), grad_type = grads[0].scalar_type(),
-                       copy_type = copies ? values[0].scalar_type() : wide_type;
-  if (!has_adamw(wide_type, grad_type, copy_type)) return false;
+  const std::vector<at::Tensor>& kept = copies ? state.master : values;
+  const AdamwTypes types = {kept[0].scalar_type(), grads[0].scalar_type(), state.exp_avg[0].scalar_type(),
+                            values[0].scalar_type()};
+  if (!kernels::has_kernel("adamw", types)) return false;
+  const auto takes = [](const at::Tensor& x, at::ScalarType type) {
+    return x.scalar_type() == type && x.is_contiguous();
+  };
   for (std::size_t i = 0; i < values.size(); ++i) {
-    if (grads[i].scalar_type() != grad_type || !values[i].is_contiguous() || !grads[i].is_contiguous() ||
-        !wide[i].is_contiguous() || state.exp_avg[i].scalar_type() != wide_type ||
-        !state.exp_avg[i].is_contiguous() || !state.exp_avg_sq[i].is_contiguous())
+    if (!takes(kept[i], types[0]) || !takes(grads[i], types[1]) || !takes(state.exp_avg[i], types[2]) ||
+        !takes(state.exp_avg_sq[i], types[2]) || !takes(values[i], types[3]))
       return false;
   }
-  AdamwLaunches launches(constants_of(options, state.step, learning_rate, grad_factor),
-                         {wide_type, grad_type, copy_type}, values[0].device());
+  AdamwLaunches launches(constants_of(options, state.step, learning_rate, grad_factor), types,
+                         values[0].device());
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (values[i].numel() == 0) continue;
-    launches.add({wide[i].mutable_data_ptr(), grads[i].const_data_ptr(), state.exp_avg[i].mutable_data_ptr(),
+    const Draws draws = draws_of(state, i);
+    launches.add({kept[i].mutable_data_ptr(), grads[i].const_data_ptr(), state.exp_avg[i].mutable_data_ptr(),
                   state.exp_avg_sq[i].mutable_data_ptr(), copies ? values[i].mutable_data_ptr() : nullptr,
-                  values[i].numel(), 0, values[i].dim() > 1});
+                  draws.key, draws.first, values[i].numel(), 0, values[i].dim() > 1});
   }
   launches.run();
   return true;

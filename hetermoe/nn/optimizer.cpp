@@ -146,8 +146,7 @@ void update_narrow(const std::vector<at::Tensor>& values, const std::vector<at::
                    double grad_factor) {
   for (std::size_t i = 0; i < values.size(); ++i) {
     const at::Tensor& kept = state.master.empty() ? values[i] : state.master[i];
-    const u64 key = splitmix64(state.rounding_key ^ splitmix64(static_cast<u64>(state.step)) ^ i);
-    const i64 origin = state.first.empty() ? 0 : state.first[i];
+    const auto [key, origin] = draws_of(state, i);
     for (i64 begin = 0; begin < kept.numel(); begin += kNarrowBlock) {
       const i64 count = std::min(kNarrowBlock, kept.numel() - begin);
       WideBlock value(kept, begin, count), mean(state.exp_avg[i], begin, count),
@@ -165,6 +164,11 @@ void update_narrow(const std::vector<at::Tensor>& values, const std::vector<at::
 }
 
 }  // namespace
+
+Draws draws_of(const AdamwState& state, std::size_t i) {
+  return {splitmix64(state.rounding_key ^ splitmix64(static_cast<u64>(state.step)) ^ i),
+          state.first.empty() ? 0 : state.first[i]};
+}
 
 AdamwState make_adamw_state(const std::vector<at::Tensor>& values, const OptimizerWidths& kept) {
   AdamwState state;

@@ -25,6 +25,16 @@ struct AdamwState {
   u64 rounding_key = 0;
   std::vector<i64> first = {};
 };
+/// What the stochastic rounding of a storage follows from: element j of the value is rounded by the draw of
+/// `key` and first + j (round_stochastically), exp_avg by splitmix64(key + 1), exp_avg_sq by splitmix64(key +
+/// 2).
+struct Draws {
+  u64 key = 0;
+  i64 first = 0;
+};
+/// Those of storage i in update `state.step`.
+Draws draws_of(const AdamwState& state, std::size_t i);
+
 /// fp16 values need a master.
 AdamwState make_adamw_state(const std::vector<at::Tensor>& values, const OptimizerWidths& kept = {});
 

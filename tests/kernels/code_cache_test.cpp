@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "hetermoe/base/host_name.h"
 #include "hetermoe/base/types.h"
 
 namespace hetermoe::kernels {
@@ -94,6 +95,14 @@ TEST_F(CodeCache, ManyProcessesMayWriteTheSame) {
   i64 files = 0;
   for ([[maybe_unused]] const auto& entry : fs::directory_iterator(folder_)) ++files;
   EXPECT_EQ(files, 20);
+}
+
+/// Containers of two hosts with one shared home often have equal process ids.
+TEST_F(CodeCache, TemporaryNamesTellHostsProcessesAndCallsApart) {
+  const std::string first = temporary_beside(folder_ / "abc"), second = temporary_beside(folder_ / "abc");
+  EXPECT_TRUE(first.starts_with((folder_ / "abc.").string() + host_name() + "." + std::to_string(getpid())))
+      << first;
+  EXPECT_NE(first, second);
 }
 
 /// Changes the environment: for a process of its own.

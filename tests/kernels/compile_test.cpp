@@ -1,9 +1,11 @@
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <iostream>
 #include <map>
 #include <regex>
+#include <set>
 
 #include "hetermoe/kernels/nvrtc.h"
 #include "hetermoe/kernels/table.h"
@@ -29,17 +31,16 @@ struct Usage {
   int registers = -1, spilled_bytes = -1;
 };
 
-/// By number of the entry. The log has, for each: "... entry function 'kernel_3' for 'sm_90'", then "... 4
-/// bytes spill stores, 4 bytes spill loads", then "Used 40 registers".
-std::map<int, Usage> read_usage(const std::string& log) {
+/// By entry. The log has, for each: "... entry function 'hm_clear' for 'sm_90'", then "... 4 bytes spill
+/// stores, 4 bytes spill loads", then "Used 40 registers".
+std::map<std::string, Usage> read_usage(const std::string& log) {
   static const std::regex pattern(
-      "entry function 'kernel_(\\d+)'|(\\d+) bytes spill stores, (\\d+) bytes spill loads|Used (\\d+) "
-      "registers");
-  std::map<int, Usage> out;
-  int kernel = -1;
+      "entry function '(\\w+)'|(\\d+) bytes spill stores, (\\d+) bytes spill loads|Used (\\d+) registers");
+  std::map<std::string, Usage> out;
+  std::string kernel;
   for (std::sregex_iterator it(log.begin(), log.end(), pattern), end; it != end; ++it) {
     const std::smatch& match = *it;
-    if (match[1].matched) kernel = std::stoi(match[1]);
+    if (match[1].matched) kernel = match[1];
     if (match[2].matched) out[kernel].spilled_bytes = std::stoi(match[2]) + std::stoi(match[3]);
     if (match[4].matched) out[kernel].registers = std::stoi(match[4]);
   }
@@ -56,12 +57,12 @@ TEST(KernelCompilation, EveryKernelCompilesForEveryGenerationAndSpillsNothing) {
       const CodeTarget target{capability, false};
       const Compiled compiled = compile_cuda(program, target, {"--ptxas-options=-v"});
       EXPECT_EQ(compiled.code.substr(1, 3), "ELF") << source << " for " << capability;
-      for (const auto& [number, one] : read_usage(compiled.log))
-        usage[kernels.at(static_cast<std::size_t>(number))->name()][capability] = one;
+      for (const auto& [entry, one] : read_usage(compiled.log)) usage[entry][capability] = one;
     }
   }
   std::cout << fmt::format("registers for compute capability {} (bytes spilled)\n",
                            fmt::join(capabilities(), ", "));
+  for (const Kernel& kernel : all_kernels()) EXPECT_TRUE(usage.contains(kernel.entry())) << kernel.entry();
   ASSERT_EQ(usage.size(), all_kernels().size());
   for (const auto& [name, by_capability] : usage) {
     std::cout << fmt::format("{:<44}", name);
@@ -77,11 +78,24 @@ TEST(KernelCompilation, EveryKernelCompilesForEveryGenerationAndSpillsNothing) {
 
 TEST(KernelCompilation, TheReportOfASpillIsRead) {
   const auto usage = read_usage(
-      "ptxas info    : Compiling entry function 'kernel_7' for 'sm_90'\n"
+      "ptxas info    : Compiling entry function 'hm_clear' for 'sm_90'\n"
       "    16 bytes stack frame, 12 bytes spill stores, 8 bytes spill loads\n"
       "ptxas info    : Used 255 registers, 380 bytes cmem[0]\n");
-  EXPECT_EQ(usage.at(7).spilled_bytes, 20);
-  EXPECT_EQ(usage.at(7).registers, 255);
+  EXPECT_EQ(usage.at("hm_clear").spilled_bytes, 20);
+  EXPECT_EQ(usage.at("hm_clear").registers, 255);
+}
+
+/// What a profiler shows.
+TEST(KernelCompilation, AnEntryIsNamedAfterFunctionAndElements) {
+  const std::array<at::ScalarType, 1> bf16 = {at::kBFloat16};
+  EXPECT_EQ(find_kernel("swiglu_forward", bf16).entry(), "hm_swiglu_forward_bf16");
+  EXPECT_EQ(find_kernel("scan_counts", {}).entry(), "hm_scan_counts");
+  std::set<std::string> entries;
+  for (const Kernel& kernel : all_kernels()) {
+    EXPECT_TRUE(entries.insert(kernel.entry()).second) << kernel.entry();
+    const std::array<const Kernel*, 1> one = {&kernel};
+    EXPECT_NE(cuda_program(one).find(" " + kernel.entry() + "("), std::string::npos) << kernel.entry();
+  }
 }
 
 TEST(KernelCompilation, AFaultIsTheCompilersOwnWords) {

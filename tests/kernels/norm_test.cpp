@@ -40,6 +40,22 @@ TEST(NormKernels, EqualTheFormulaForAllDtypesAndWidths) {
   });
 }
 
+/// dx is the difference of two numbers of the size of rstd * weight * dout. In a row of one element it is eps
+/// / (x^2 + eps) times them, so its relative error is their rounding times 3.6e5: only beside the terms can it
+/// be compared, also between a GPU, which contracts products and sums, and the host.
+TEST(NormKernels, TheGradientOfANarrowRowIsADifference) {
+  const HostKernels host;
+  const at::Tensor x = values({1, 1}, at::kFloat, 2), weight = values({1}, at::kFloat, 3),
+                   dout = values({1, 1}, at::kFloat, 5);
+  const NormForward forward = rms_norm_forward(x, weight, kEps);
+  const at::Tensor dx = rms_norm_backward(x, weight, forward.rstd, dout).dx;
+  const ExactNorm expected = exact(x, weight, dout);
+  const double terms = (forward.rstd * weight * dout).abs().item<double>();
+  EXPECT_GT(terms / expected.dx.abs().item<double>(), 3e5);
+  EXPECT_LE(deviation(dx, expected.dx, terms), 4 * 0x1p-23);
+  EXPECT_GT(deviation(dx, expected.dx), 1e-3) << "of dx itself: no tolerance of fp32 holds for it";
+}
+
 TEST(NormKernels, EqualTheGenericPathOverManyRows) {
   with_blocks_of({1, 4}, [] {
     for (const at::ScalarType dtype : kAllDtypes) {
