@@ -130,18 +130,29 @@ Bytes16 bytes_of(const Element (&x)[N]) {
 inline void store_bytes(void* to, const Bytes16& x) { std::memcpy(to, &x, 16); }
 #endif
 
-/// N neighbours in global memory; with N > 1 they fill 16 bytes and lie at a multiple of 16.
+/// N neighbours as they lie in global memory; with N > 1 they fill 16 bytes and lie at a multiple of 16.
+template <int N, class Element>
+struct Pack {
+  static_assert(N * sizeof(Element) == 16);
+  Bytes16 raw;
+};
+template <class Element>
+struct Pack<1, Element> {
+  Element raw;
+};
+template <int N, class Element>
+HM_DEVICE Pack<N, Element> read_pack(const Element* from) {
+  return {*reinterpret_cast<const decltype(Pack<N, Element>::raw)*>(from)};
+}
+template <int N, class Element>
+HM_DEVICE void widen_pack(Wide<Element> (&out)[N], const Pack<N, Element>& pack) {
+  Element elements[N];
+  memcpy(elements, &pack.raw, sizeof elements);
+  for (int i = 0; i < N; ++i) out[i] = widen(elements[i]);
+}
 template <int N, class Element>
 HM_DEVICE void load(Wide<Element> (&out)[N], const Element* from) {
-  if constexpr (N == 1) {
-    out[0] = widen(*from);
-  } else {
-    static_assert(N * sizeof(Element) == 16);
-    Element elements[N];
-    const Bytes16 raw = *reinterpret_cast<const Bytes16*>(from);
-    memcpy(elements, &raw, 16);
-    for (int i = 0; i < N; ++i) out[i] = widen(elements[i]);
-  }
+  widen_pack<N, Element>(out, read_pack<N>(from));
 }
 template <int N, class Element>
 HM_DEVICE void store(Element* to, const Wide<Element> (&values)[N]) {
@@ -152,6 +163,34 @@ HM_DEVICE void store(Element* to, const Wide<Element> (&values)[N]) {
     Element elements[N];
     for (int i = 0; i < N; ++i) narrow(values[i], elements[i]);
     store_bytes(to, bytes_of(elements));
+  }
+}
+
+/// N neighbours at a time; N wide numbers are N / 4 packs of 16 bytes, which lie at a multiple of 16.
+template <int N, class Element>
+HM_DEVICE void load_many(Wide<Element> (&out)[N], const Element* from) {
+  if constexpr (N == 1) {
+    load<1>(out, from);
+  } else {
+    constexpr int kStep = N < kPack<Element> ? 1 : kPack<Element>;
+    for (int i = 0; i < N; i += kStep) {
+      Wide<Element> part[kStep];
+      load<kStep>(part, from + i);
+      for (int j = 0; j < kStep; ++j) out[i + j] = part[j];
+    }
+  }
+}
+template <int N, class Element>
+HM_DEVICE void store_many(Element* to, const Wide<Element> (&values)[N]) {
+  if constexpr (N == 1) {
+    store<1>(to, values);
+  } else {
+    constexpr int kStep = N < kPack<Element> ? 1 : kPack<Element>;
+    for (int i = 0; i < N; i += kStep) {
+      Wide<Element> part[kStep];
+      for (int j = 0; j < kStep; ++j) part[j] = values[i + j];
+      store<kStep>(to + i, part);
+    }
   }
 }
 

@@ -40,34 +40,6 @@ struct AdamwNumbers {
   }
 };
 
-/// N neighbours at a time; N wide numbers are N / 4 packs of 16 bytes, which lie at a multiple of 16.
-template <int N, class Element>
-HM_DEVICE void load_many(Wide<Element> (&out)[N], const Element* from) {
-  if constexpr (N == 1) {
-    load<1>(out, from);
-  } else {
-    constexpr int kStep = N < kPack<Element> ? 1 : kPack<Element>;
-    for (int i = 0; i < N; i += kStep) {
-      Wide<Element> part[kStep];
-      load<kStep>(part, from + i);
-      for (int j = 0; j < kStep; ++j) out[i + j] = part[j];
-    }
-  }
-}
-template <int N, class Element>
-HM_DEVICE void store_many(Element* to, const Wide<Element> (&values)[N]) {
-  if constexpr (N == 1) {
-    store<1>(to, values);
-  } else {
-    constexpr int kStep = N < kPack<Element> ? 1 : kPack<Element>;
-    for (int i = 0; i < N; i += kStep) {
-      Wide<Element> part[kStep];
-      for (int j = 0; j < kStep; ++j) part[j] = values[i + j];
-      store<kStep>(to + i, part);
-    }
-  }
-}
-
 /// A neighbour of x in bf16, that above or that below by the draw's lowest 16 bits: round_stochastically() of
 /// nn. Infinite numbers and NaN stay.
 HM_DEVICE float rounded_by(float x, u64 draw) {

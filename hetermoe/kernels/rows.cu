@@ -26,33 +26,36 @@ HM_DEVICE void gather_rows(const GatherRows& a) {
   }
 }
 
-template <int N, class Source>
-HM_DEVICE void load_narrow(Wide<Source> (&out)[N], const Source* from) {
-  if constexpr (N * sizeof(Source) == 16) {
-    load<N>(out, from);
-  } else {
-    for (int j = 0; j < N; ++j) out[j] = widen(from[j]);
-  }
-}
-
-template <int N, class Number, class Source>
-HM_DEVICE void add_row(Number (&sum)[N], const Source* row) {
+template <int N, class Source, class Number>
+HM_DEVICE void add_pack(Number (&sum)[N], const Pack<N, Source>& pack) {
   Wide<Source> x[N];
-  load_narrow<N>(x, row);
+  widen_pack<N, Source>(x, pack);
   for (int j = 0; j < N; ++j) sum[j] += x[j];
 }
+
+/// Rows of which many are read before the first is added: a token that is everywhere in a text has thousands,
+/// and who waits for each of them waits long. The order of the additions stays.
+constexpr i32 kRowsAhead = 8;
 
 template <int N, class Source, class Out, class Item>
 HM_DEVICE void sum_row(const SumRows& a, i64 r) {
   const auto* const item = static_cast<const Item*>(a.item);
+  const auto* const source = static_cast<const Source*>(a.source);
   const i32 begin = a.begin[r], end = a.begin[r + 1];
   if (begin == end && a.base == a.out) return;
   for (i64 c = i64(thread()) * N; c < a.width; c += i64(num_threads()) * N) {
     Wide<Out> sum[N] = {};
-    if (a.base != nullptr) load<N>(sum, static_cast<const Out*>(a.base) + r * a.width + c);
-    for (i32 i = begin; i < end; ++i)
-      add_row<N>(sum, static_cast<const Source*>(a.source) + i64(item[i]) * a.width + c);
-    store<N>(static_cast<Out*>(a.out) + r * a.width + c, sum);
+    if (a.base != nullptr) load_many<N>(sum, static_cast<const Out*>(a.base) + r * a.width + c);
+    for (i32 first = begin; first < end; first += kRowsAhead) {
+      Pack<N, Source> ahead[kRowsAhead];
+      for (i32 j = 0; j < kRowsAhead; ++j) {
+        if (first + j < end) ahead[j] = read_pack<N>(source + i64(item[first + j]) * a.width + c);
+      }
+      for (i32 j = 0; j < kRowsAhead; ++j) {
+        if (first + j < end) add_pack<N, Source>(sum, ahead[j]);
+      }
+    }
+    store_many<N>(static_cast<Out*>(a.out) + r * a.width + c, sum);
   }
 }
 
@@ -60,7 +63,7 @@ template <class Source, class Out, class Item>
 HM_DEVICE void sum_rows(const SumRows& a) {
   for (i64 r = block(); r < a.rows; r += num_blocks()) {
     if (a.packed)
-      sum_row<kPack<Out>, Source, Out, Item>(a, r);
+      sum_row<kPack<Source>, Source, Out, Item>(a, r);
     else
       sum_row<1, Source, Out, Item>(a, r);
   }
@@ -74,7 +77,7 @@ HM_DEVICE void merge_row(const MergeRows& a, i64 t) {
     for (i32 p = 0; p < a.num_parts; ++p) {
       const MergeRows::Part& part = a.parts[p];
       for (i64 row = part.begin[t]; row < part.begin[t + 1]; ++row)
-        add_row<N>(sum, static_cast<const Element*>(part.source) + row * a.width + c);
+        add_pack<N, Element>(sum, read_pack<N>(static_cast<const Element*>(part.source) + row * a.width + c));
     }
     store<N>(static_cast<Element*>(a.out) + t * a.width + c, sum);
   }

@@ -6,6 +6,7 @@
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/kernels/head.cu"
+#include "hetermoe/kernels/jitter.cu"
 #include "hetermoe/kernels/norm.cu"
 #include "hetermoe/kernels/optimizer.cu"
 #include "hetermoe/kernels/permute.cu"
@@ -97,6 +98,12 @@ using Key = std::pair<std::string_view, std::vector<at::ScalarType>>;
 const std::vector<Kernel>& all_kernels() {
   static const std::vector<Kernel> all = {
       HM_KERNEL_OF_ALL("head.cu", cross_entropy, CrossEntropy),
+      HM_KERNEL_OF("jitter.cu", jitter, Jitter, float, float),
+      HM_KERNEL_OF("jitter.cu", jitter, Jitter, double, double),
+      HM_KERNEL_OF("jitter.cu", jitter, Jitter, Bf16, float),
+      HM_KERNEL_OF("jitter.cu", jitter, Jitter, Half, float),
+      HM_KERNEL_OF("jitter.cu", jitter, Jitter, float, Bf16),
+      HM_KERNEL_OF("jitter.cu", jitter, Jitter, float, Half),
       HM_KERNEL_OF_ALL("norm.cu", norm_forward, NormForward),
       HM_KERNEL_OF_ALL("norm.cu", norm_backward, NormBackward),
       HM_KERNEL_OF_ALL("norm.cu", sum_columns, SumColumns),

@@ -18,6 +18,13 @@ struct Larger {
   }
 };
 
+/// Threads of a warp with the same key of which some count.
+struct Alike {
+  i32 before;  ///< how many of lower rank count
+  i32 all;     ///< how many count
+  bool first;  ///< none of lower rank has the key
+};
+
 #ifdef __CUDACC__
 constexpr i32 kWarpSize = 32;
 HM_DEVICE void meet_warp() { __syncwarp(); }
@@ -29,7 +36,7 @@ HM_DEVICE T combine_warp(T x, Combine combine) {
 }
 template <class T, class Combine>
 HM_DEVICE T combine_block(T x, Combine combine) {
-  __shared__ T of_warps[32];
+  static __shared__ T of_warps[32];
   x = combine_warp(x, combine);
   if (num_threads() <= 32) return x;
   meet();  // what an earlier call left has been read
@@ -38,6 +45,29 @@ HM_DEVICE T combine_block(T x, Combine combine) {
   T total = of_warps[0];
   for (i32 warp = 1; warp < num_threads() / 32; ++warp) total = combine(total, of_warps[warp]);
   return total;
+}
+HM_DEVICE Alike alike_in_warp(i32 key, bool counts) {
+  const u32 before = (1u << (thread() % 32)) - 1, same = __match_any_sync(0xffffffffu, key),
+            counted = same & __ballot_sync(0xffffffffu, counts);
+  return {__popc(counted & before), __popc(counted), (same & before) == 0};
+}
+HM_DEVICE i32 sum_before_in_block(i32 x, i32& total) {
+  static __shared__ i32 sums_of_warps[32];
+  i32 sum = x;  // of this thread and those before it in its warp
+  for (i32 distance = 1; distance < 32; distance *= 2) {
+    const i32 other = __shfl_up_sync(0xffffffffu, sum, distance);
+    if (thread() % 32 >= distance) sum += other;
+  }
+  meet();  // what an earlier call left has been read
+  if (thread() % 32 == 31) sums_of_warps[thread() / 32] = sum;
+  meet();
+  i32 before = sum - x;
+  total = 0;
+  for (i32 warp = 0; warp < num_threads() / 32; ++warp) {
+    if (warp == thread() / 32) before += total;
+    total += sums_of_warps[warp];
+  }
+  return before;
 }
 #else
 constexpr i32 kWarpSize = 1;
@@ -61,6 +91,20 @@ T combine_block(T x, Combine combine) {
   }
   return total;
 }
+inline Alike alike_in_warp(i32, bool counts) { return {0, counts ? 1 : 0, true}; }
+inline i32 sum_before_in_block(i32 x, i32& total) {
+  const HostBlock& own = host_block();
+  own.meet();  // what an earlier call left has been read
+  own.exchange[own.thread] = x;
+  own.meet();
+  i32 before = 0;
+  total = 0;
+  for (i32 i = 0; i < own.num_threads; ++i) {
+    if (i == own.thread) before = total;
+    total += static_cast<i32>(own.exchange[i]);
+  }
+  return before;
+}
 #endif
 
 /// All threads of a block.
@@ -77,6 +121,8 @@ struct BlockTeam {
   HM_DEVICE T max(T x) const {
     return combine_block(x, Larger());
   }
+  /// The sum over the threads of lower rank; `total` becomes that over all.
+  HM_DEVICE i32 sum_before(i32 x, i32& total) const { return sum_before_in_block(x, total); }
 };
 
 /// Those of a warp.
@@ -95,6 +141,8 @@ struct WarpTeam {
   HM_DEVICE T max(T x) const {
     return combine_warp(x, Larger());
   }
+  /// Of the threads with this thread's key. All threads of the warp have to call it at once.
+  HM_DEVICE Alike alike(i32 key, bool counts) const { return alike_in_warp(key, counts); }
 };
 
 /// Which of all teams of the launch a thread belongs to, and how many there are.

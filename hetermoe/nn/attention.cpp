@@ -154,16 +154,20 @@ at::Tensor Leaves::with_adapters(const at::Tensor& x, std::size_t weight, at::Te
   return out;
 }
 
-at::Tensor Leaves::wide_product(const at::Tensor& x, Weight weight, at::ScalarType wide) const {
+at::Tensor Leaves::wide_product(const at::Tensor& x, Weight weight, at::ScalarType wide,
+                                const RouterJitter& jitter) const {
   const std::size_t index = position_of(weight);
-  if (left_ == nullptr || !trains_) return apply_wide_linear(x, leaves_[index], wide);
-  at::Tensor out = apply_wide_linear(x, leaves_[index].detach(), wide);
-  leave(x, index, out);
+  const bool leaves = left_ != nullptr && trains_;
+  const at::Tensor values = leaves ? leaves_[index].detach() : leaves_[index];
+  at::Tensor out = jitter.on() ? apply_jittered_linear(x, values, wide, jitter)
+                               : apply_wide_linear(x, values, wide);
+  if (leaves) leave(x, index, out, jitter);
   return out;
 }
 
-void Leaves::leave(const at::Tensor& x, std::size_t weight, const at::Tensor& out) const {
-  auto left = std::make_shared<LeftProduct>(LeftProduct{weight, x.detach(), {}});
+void Leaves::leave(const at::Tensor& x, std::size_t weight, const at::Tensor& out,
+                   const RouterJitter& jitter) const {
+  auto left = std::make_shared<LeftProduct>(LeftProduct{weight, x.detach(), jitter});
   out.register_hook([left](const at::Tensor& dout) { left->dout = dout; });
   left_->push_back(std::move(left));
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "hetermoe/nn/params.h"
+#include "hetermoe/nn/router_jitter.h"
 #include "hetermoe/nn/sequences.h"
 
 namespace hetermoe {
@@ -13,7 +14,8 @@ namespace hetermoe {
 struct LeftProduct {
   std::size_t weight;  ///< position in state.values
   at::Tensor x;        ///< its input
-  at::Tensor dout;     ///< gradient of its result, once backward came by; undefined = none came
+  RouterJitter jitter = {};  ///< by which x is yet to be multiplied
+  at::Tensor dout = {};      ///< gradient of its result, once backward came by; undefined = none came
 };
 
 /// The weights of a state group as autograd leaves (sharing storage), or plainly as they are. In a group with
@@ -24,9 +26,10 @@ class Leaves {
   enum class Grad { kNo, kYes, kLater };
   Leaves(const StateGroup& state, Grad grad);
   const at::Tensor& operator[](Weight weight) const;
-  /// x weight^T; the second computed in `wide`. Differentiable.
+  /// x weight^T; the second computed in `wide`, of jittered x. Differentiable.
   at::Tensor product(const at::Tensor& x, Weight weight) const;
-  at::Tensor wide_product(const at::Tensor& x, Weight weight, at::ScalarType wide) const;
+  at::Tensor wide_product(const at::Tensor& x, Weight weight, at::ScalarType wide,
+                          const RouterJitter& jitter) const;
   /// In order of state.values, then A and B of each adapter.
   const std::vector<at::Tensor>& all() const { return leaves_; }
   /// With kLater, of all products that were asked for.
@@ -34,7 +37,8 @@ class Leaves {
 
  private:
   std::size_t position_of(Weight weight) const;
-  void leave(const at::Tensor& x, std::size_t weight, const at::Tensor& out) const;
+  void leave(const at::Tensor& x, std::size_t weight, const at::Tensor& out,
+             const RouterJitter& jitter = {}) const;
 
   at::Tensor with_adapters(const at::Tensor& x, std::size_t weight, at::Tensor out) const;
 

@@ -21,9 +21,8 @@ struct AttentionGraph {
   at::Tensor u, x, weights, scores, topk, counts;
   at::Tensor context = {};  // of a team: input of the output projection
   at::Tensor log_sum;       // [T] logsumexp of the router's logits, with a z-loss
-  // With KeepGraph::kSelected what the second norm and the activation of an MLP start from, and the router's
-  // jitter.
-  at::Tensor h = {}, gate_up = {}, jitter = {};
+  // With KeepGraph::kSelected what the second norm and the activation of an MLP start from.
+  at::Tensor h = {}, gate_up = {};
   bool selected() const { return h.defined(); }
 };
 
@@ -42,10 +41,6 @@ at::Tensor mlp(AttentionGraph& graph, const at::Tensor& x, bool has_gate, bool s
   if (selects) graph.gate_up = gate_up.detach();
   const at::Tensor out = graph.leaves.product(swiglu(gate_up), Weight::kMlpDown);
   return has_gate ? graph.leaves.product(x, Weight::kSharedGate).sigmoid() * out : out;
-}
-
-at::Tensor with_jitter(const at::Tensor& x, const at::Tensor& jitter_TD, at::ScalarType wide) {
-  return jitter_TD.defined() ? x.to(wide) * jitter_TD : x;
 }
 
 /// The given choice, and where it has gaps what the router chose.
@@ -88,13 +83,13 @@ AttentionGraph run(const ModelConfig& model, i64 layer, const StateGroup& state,
                                 : self_attention(model, layer, leaves, normed, sequences);
   }
   const auto [h, x] = residual_norm(y, attended, leaves[Weight::kPostNorm], model.norm_eps);
-  if (selects) out.h = h.detach(), out.jitter = task.jitter_TD;
+  if (selects) out.h = h.detach();
   const bool moe = model.is_moe(layer);
   out.u = !moe || model.num_shared_experts > 0 ? h + mlp(out, x, moe && model.shared_gate, selects) : h;
   if (!moe) return out;
   out.x = x;
   const at::ScalarType wide = accumulate_type(y.scalar_type());
-  at::Tensor logits = leaves.wide_product(with_jitter(x, task.jitter_TD, wide), Weight::kRouter, wide);
+  at::Tensor logits = leaves.wide_product(x, Weight::kRouter, wide, task.jitter);
   if (model.router_linear_bias) logits = logits + leaves[Weight::kRouterLinearBias].to(wide);
   if (task.z_loss) out.log_sum = logits.logsumexp(1);
   if (runs_on_kernels(logits) && model.least_weight_sum == 0) {
@@ -229,16 +224,14 @@ void make_again(const AttentionGraph& graph, const ModelConfig& model, const Sta
   const at::Tensor normed = rms_norm_forward(graph.y, state.value(Weight::kInputNorm), model.norm_eps).out;
   const at::Tensor x = rows_of_experts(model, state, graph);
   for (const std::shared_ptr<LeftProduct>& product : graph.leaves.left()) {
-    const Weight weight = state.weights[product->weight];
-    switch (input_made_by(weight)) {
+    switch (input_made_by(state.weights[product->weight])) {
       case MadeBy::kNothing:
         break;
       case MadeBy::kInputNorm:
         product->x = normed;
         break;
       case MadeBy::kPostNorm:
-        product->x =
-            weight == Weight::kRouter ? with_jitter(x, graph.jitter, accumulate_type(x.scalar_type())) : x;
+        product->x = x;
         break;
       case MadeBy::kActivation:
         product->x = swiglu_forward(graph.gate_up, at::Tensor());
@@ -299,7 +292,7 @@ AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateG
       input.graph != nullptr
           ? std::move(*input.graph)
           : run(model, layer, state, input.y_TD, sequences,
-                {.topk_TK = input.topk_TK, .jitter_TD = input.jitter_TD, .z_loss = input.z_factor > 0}, kind,
+                {.topk_TK = input.topk_TK, .jitter = input.jitter, .z_loss = input.z_factor > 0}, kind,
                 input.context_TA);
   Seeds seeds;
   seeds.add(graph.u, input.du_TD);
@@ -342,9 +335,11 @@ void attention_weight_gradients(StateGroup& state, AttentionLeft& left) {
   for (const auto& [weight, gradient] : left.direct) add_gradient_(state.grad_at(weight), gradient);
   for (const std::shared_ptr<LeftProduct>& product : left.products) {
     if (!product->dout.defined()) continue;
-    add_gradient_(
-        state.grads[product->weight],
-        linear_weight_gradient(product->dout, product->x, state.values[product->weight].scalar_type()));
+    const at::Tensor x = product->jitter.on()
+                             ? jittered(product->x, product->jitter, product->dout.scalar_type())
+                             : product->x;
+    add_gradient_(state.grads[product->weight],
+                  linear_weight_gradient(product->dout, x, state.values[product->weight].scalar_type()));
   }
 }
 

@@ -35,8 +35,8 @@ struct AttentionOutput {
 struct RouterTask {
   at::Tensor topk_TK = {};    ///< int64 experts that are taken in place of choosing; undefined = choose now
   bool has_gaps = false;      ///< tokens whose ids are -1 choose now
-  at::Tensor jitter_TD = {};  ///< factors on the router's input; undefined = none
-  bool z_loss = false;        ///< backward adds one
+  RouterJitter jitter = {};  ///< of the router's input
+  bool z_loss = false;       ///< backward adds one
 };
 
 /// y_TD: the layer's input; T = 0 is fine. context_TA: in a team the attention kernel's output of these
@@ -63,7 +63,7 @@ struct AttentionBackwardInput {
   std::shared_ptr<AttentionGraph> graph;  ///< of forward; null = recompute. Used up by the call
   bool leaves_weights = false;  ///< a graph is then one of KeepGraph::kLeavesWeights or kSelected. Not for
                                 ///< frozen states
-  at::Tensor jitter_TD = {};    ///< of forward
+  RouterJitter jitter = {};     ///< of forward
   at::Tensor context_TA = {};   ///< of forward
   double z_factor = 0;          ///< the z-loss is this times the sum over tokens of logsumexp(logits)^2
 };

@@ -22,8 +22,15 @@ at::Tensor tensor_of(const std::vector<T>& values, at::ScalarType dtype, c10::De
 struct Chunks {
   i64 copies = 0, size = 0;
   i64 count() const { return (copies + size - 1) / size; }
-  kernels::Grid grid(i64 shared_bytes = 0) const { return {count(), kThreads, shared_bytes}; }
-  i64 keys_bytes() const { return size * i64{sizeof(i32)}; }
+  /// To rank copies by key.
+  kernels::Grid grid_of_ranks(i64 num_keys, c10::Device device) const {
+    const i64 warps = kernels::warps_per_block(kThreads, device);
+    return {count(), kThreads, kernels::bytes_for_ranks(size, num_keys, warps)};
+  }
+  /// To place copies behind those of all keys before: these are added up also where there are no copies.
+  kernels::Grid grid_of_places(i64 num_keys) const {
+    return {std::max<i64>(1, count()), kThreads, (num_keys + 1) * i64{sizeof(i32)}};
+  }
 };
 
 Chunks chunks_of(i64 copies, i64 top_k) {
@@ -38,22 +45,22 @@ i32* data(const at::Tensor& x) { return x.mutable_data_ptr<i32>(); }
 
 /// Counts by key, chunk after chunk.
 struct Counted {
-  at::Tensor rank_C, before, totals, begin;
+  at::Tensor rank_C, before, totals;
 };
 
 void scan(Counted& counted, i64 num_chunks, i64 num_keys) {
+  constexpr i64 kKeys = kernels::kScannedKeys;
   counted.totals = int32(num_keys, counted.before);
-  counted.begin = int32(num_keys + 1, counted.before);
-  kernels::launch("scan_counts", {}, {.blocks = 1, .threads = kThreads},
-                  kernels::ScanCounts{data(counted.before), data(counted.totals), data(counted.begin),
-                                      num_chunks, num_keys},
+  kernels::launch("scan_counts", {},
+                  {(num_keys + kKeys - 1) / kKeys, kThreads, kThreads * i64{sizeof(i32)}},
+                  kernels::ScanCounts{data(counted.before), data(counted.totals), num_chunks, num_keys},
                   counted.before.device());
 }
 
 Counted count(const at::Tensor& keys, const at::Tensor& map, const Chunks& chunks, i64 num_keys) {
-  Counted out{int32(chunks.copies, keys), int32(chunks.count() * num_keys, keys), {}, {}};
+  Counted out{int32(chunks.copies, keys), int32(chunks.count() * num_keys, keys), {}};
   kernels::launch(
-      "count_keys", {keys.scalar_type()}, chunks.grid(chunks.keys_bytes()),
+      "count_keys", {keys.scalar_type()}, chunks.grid_of_ranks(num_keys, keys.device()),
       kernels::CountKeys{keys.const_data_ptr(), map.defined() ? map.const_data_ptr<i32>() : nullptr,
                          data(out.rank_C), data(out.before), chunks.copies, chunks.size, num_keys},
       keys.device());
@@ -118,19 +125,19 @@ DeviceSplit split_by_owner_on_device(const at::Tensor& topk_TK, const DeviceOwne
                          data(first), data(bin_count), data(bin_begin), data(out.copy_begin_D1)},
       device);
   const at::Tensor destination = make(copies), place = make(copies), row = make(copies);
-  Counted rows{{}, make(chunks.count() * num_destinations), {}, {}};
-  kernels::launch("split_copies", {topk.scalar_type()}, chunks.grid(chunks.keys_bytes()),
+  Counted rows{{}, make(chunks.count() * num_destinations), {}};
+  kernels::launch("split_copies", {topk.scalar_type()}, chunks.grid_of_ranks(num_destinations, device),
                   kernels::SplitCopies{view_of(owners), topk.const_data_ptr(), data(experts.rank_C),
                                        data(experts.before), data(first), data(bin_begin), data(destination),
                                        data(place), data(row), data(rows.before), data(out.expert_C),
                                        data(out.flat_C), copies, chunks.size, top_k, dedup == RowDedup::kOn},
                   device);
   scan(rows, chunks.count(), num_destinations);
-  out.row_begin_D1 = rows.begin;
-  kernels::launch("write_rows", {}, chunks.grid(),
+  out.row_begin_D1 = make(num_destinations + 1);
+  kernels::launch("write_rows", {}, chunks.grid_of_places(num_destinations),
                   kernels::WriteRows{data(destination), data(place), data(row), data(rows.before),
-                                     data(out.row_begin_D1), data(out.row_C), data(out.token_R), copies,
-                                     chunks.size, top_k, num_destinations, dedup == RowDedup::kOn},
+                                     data(rows.totals), data(out.row_begin_D1), data(out.row_C),
+                                     data(out.token_R), copies, chunks.size, top_k, num_destinations},
                   device);
   out.begins = at::cat({out.row_begin_D1, bin_begin});
   return out;
@@ -142,14 +149,14 @@ DeviceGroups group_copies_on_device(const at::Tensor& row_C, const at::Tensor& e
   const i64 copies = expert_C.numel();
   const Chunks chunks = chunks_of(copies, 1);
   const Counted slots = count(expert_C, slot_of, chunks, num_slots);
-  DeviceGroups out{int32(copies, row_C), int32(copies, row_C), slots.begin};
+  DeviceGroups out{int32(copies, row_C), int32(copies, row_C), int32(num_slots + 1, row_C)};
   kernels::launch(
-      "group_copies", {}, chunks.grid(),
+      "group_copies", {}, chunks.grid_of_places(num_slots),
       kernels::GroupCopies{expert_C.const_data_ptr<i32>(), row_C.const_data_ptr<i32>(),
                            slot_of.const_data_ptr<i32>(), source_begin.const_data_ptr<i32>(),
                            row_begin.const_data_ptr<i32>(), data(slots.rank_C), data(slots.before),
-                           data(slots.begin), data(out.row_C), data(out.arrival_C), copies, chunks.size,
-                           row_begin.numel(), num_slots},
+                           data(slots.totals), data(out.offsets), data(out.row_C), data(out.arrival_C),
+                           copies, chunks.size, row_begin.numel(), num_slots},
       row_C.device());
   return out;
 }

@@ -8,6 +8,7 @@
 #include "hetermoe/nn/path.h"
 #include "hetermoe/nn/rms_norm.h"
 #include "hetermoe/nn/rope.h"
+#include "hetermoe/nn/router_jitter.h"
 #include "hetermoe/nn/rows.h"
 #include "hetermoe/nn/swiglu.h"
 
@@ -71,6 +72,9 @@ bool gpu_adamw_update(std::vector<at::Tensor>& values, const std::vector<at::Ten
 void gpu_clear(const std::vector<at::Tensor>& tensors);
 /// All of one dtype.
 at::Tensor gpu_squared_norm(const std::vector<at::Tensor>& grads);
+
+/// jittered() of router_jitter.h; x or dtype is fp32, or both are fp64.
+at::Tensor gpu_jittered(const at::Tensor& x_TD, const RouterJitter& jitter, at::ScalarType dtype);
 
 /// Cross entropy [T], fp64, of logits_TV; these become its gradient times `scale`, unless that is 0.
 at::Tensor gpu_cross_entropy(const at::Tensor& logits_TV, const at::Tensor& targets_T, double scale);

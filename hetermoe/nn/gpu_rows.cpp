@@ -33,11 +33,10 @@ at::Tensor summable(const at::Tensor& rows_RD, at::ScalarType target) {
 void sum_rows(const at::Tensor& out_KD, const at::Tensor& base_KD, const at::Tensor& rows_CD,
               const KeyOrder& order) {
   const i64 width = out_KD.size(1);
-  // Packs are as wide as those of the sum; rows of fewer bytes are read one by one.
   const bool packed = is_packed(width, {out_KD, base_KD}) && is_packed(width, {rows_CD});
   kernels::launch(
       "sum_rows", {rows_CD.scalar_type(), out_KD.scalar_type(), order.item_C.scalar_type()},
-      {.blocks = blocks_for(out_KD.size(0)), .threads = threads_for(steps_of(width, packed, out_KD))},
+      {.blocks = blocks_for(out_KD.size(0)), .threads = threads_for(steps_of(width, packed, rows_CD))},
       kernels::SumRows{rows_CD.const_data_ptr(), data_or_null(base_KD), order.item_C.const_data_ptr(),
                        order.begin_K1.const_data_ptr<i32>(), out_KD.mutable_data_ptr(), out_KD.size(0), width,
                        packed},

@@ -11,16 +11,11 @@ struct RouterTraining {
   double z_loss = 0;           ///< coefficient of the z-loss, 0 = none
   double jitter = 0;           ///< inputs of routers are multiplied by 1 - jitter to 1 + jitter, 0 = none
   double capacity_factor = 0;  ///< an expert takes so many times its even share of each sequence, 0 = all
-  // The jitter is drawn from:
+  // The jitter (router_jitter.h) is drawn from these, the layer, and the sequence's index in the data:
   u64 seed = 0;
   i64 step = 0;
   i64 first_sequence = 0;  ///< index in the data of the step's first sequence
 };
-
-/// Factors [count * seq_len, hidden] on a router's inputs, of the sequences first, first + 1, ... of the
-/// step. Each is drawn from seed, step, layer, the sequence's index in the data, token and element.
-at::Tensor jitter_factors(const RouterTraining& training, const ModelConfig& model, i64 layer, i64 first,
-                          i64 count, i64 seq_len, const at::TensorOptions& options);
 
 /// Tokens of a sequence that an expert takes: factor * tokens * top_k / experts, rounded up.
 i64 expert_capacity(const ModelConfig& model, double factor, i64 seq_len);

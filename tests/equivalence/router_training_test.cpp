@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "hetermoe/kernels/host_kernels.h"
+#include "hetermoe/nn/router_jitter.h"
 #include "tests/support/rig.h"
 #include "tests/support/tally_plan.h"
 
@@ -152,7 +153,8 @@ TEST(RouterTraining, JitterIsWithinItsBoundsAndNewForEachTokenLayerAndStep) {
   const at::TensorOptions options = at::kDouble;
   const RouterTraining router = {.jitter = 0.25, .seed = 1, .step = 2, .first_sequence = 7};
   const auto of = [&](RouterTraining with, i64 layer, i64 first) {
-    return jitter_factors(with, model, layer, first, 1, 64, options);
+    return jittered(at::ones({64, model.hidden}, options), router_jitter(with, layer, first, 0, 64),
+                    at::kDouble);
   };
   const at::Tensor factors = of(router, 0, 0);
   EXPECT_GE(factors.min().item<double>(), 0.75);

@@ -1,3 +1,4 @@
+#include "hetermoe/kernels/permute.h"
 #include "hetermoe/nn/device_routing.h"
 #include "tests/kernels/cases.h"
 
@@ -62,6 +63,33 @@ TEST(PermutationKernels, SplitEqualsTheTablesOfTheCpu) {
         expect_equal_tables(topk.to(at::kInt), owners, 4, RowDedup::kOff);
       }
     }
+  });
+}
+
+TEST(PermutationKernels, ChoicesThatAreNoneHaveNoPlace) {
+  with_blocks_of({1, 3}, [] {
+    at::Tensor topk = make_topk(700, 3, 8);
+    topk.masked_fill_(values({700, 3}, at::kDouble, 9).gt(0.8), -1);
+    ASSERT_GT(topk.lt(0).sum().item<i64>(), 300);
+    for (const OwnerTable& owners : owner_tables(8)) {
+      expect_equal_tables(topk, owners, 4, RowDedup::kOn);
+      expect_equal_tables(topk, owners, 4, RowDedup::kOff);
+    }
+  });
+}
+
+/// More than one pass over the keys of a chunk, and more than one round of a block's threads over all keys.
+TEST(PermutationKernels, MoreKeysThanOnePassCounts) {
+  const i64 num_experts = 2 * kernels::kKeysAtOnce + 3;
+  with_blocks_of({1, 3}, [&] {
+    const at::Tensor topk = make_topk(1100, 2, num_experts);
+    OwnerTable one_each, apart;
+    for (i64 e = 0; e < num_experts; ++e) {
+      one_each.push_back({{0, 1}});
+      apart.push_back({{static_cast<i32>(e), 1}});
+    }
+    expect_equal_tables(topk, one_each, 1, RowDedup::kOn);
+    expect_equal_tables(topk.slice(0, 0, 40).contiguous(), apart, num_experts, RowDedup::kOn);
   });
 }
 

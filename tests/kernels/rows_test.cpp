@@ -56,13 +56,17 @@ TEST(RowKernels, AddingRowsEqualsTheSumInFp64) {
 
 TEST(RowKernels, SixteenBitRowsAreAddedInFp32InTheOrderOfTheCpuToTheBit) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
-    const at::Tensor target = values({5, 36}, at::kFloat, 1), index = indices(40, 5);
-    const at::Tensor rows = values({40, 36}, dtype, 2);
-    at::Tensor cpu = target.clone(), own = target.clone();
-    add_rows_(cpu, index, rows);
-    const HostKernels host(4);
-    add_rows_(own, index, rows);
-    EXPECT_TRUE(own.equal(cpu)) << dtype;
+    for (const i64 width : {36, 40, 56}) {  // packs of 16 bytes fill the last two
+      for (const i64 count : {1, 40, 517}) {
+        const at::Tensor target = values({5, width}, at::kFloat, 1), index = indices(count, 5);
+        const at::Tensor rows = values({count, width}, dtype, 2);
+        at::Tensor cpu = target.clone(), own = target.clone();
+        add_rows_(cpu, index, rows);
+        const HostKernels host(4);
+        add_rows_(own, index, rows);
+        EXPECT_TRUE(own.equal(cpu)) << dtype << " " << count << " x " << width;
+      }
+    }
   }
 }
 

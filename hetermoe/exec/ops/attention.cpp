@@ -59,17 +59,16 @@ KeepGraph graph_for_backward(const OpContext& d, const Op& op) {
   return d.p.leaves_weights(UnitPart::kAttention, op.layer) ? KeepGraph::kLeavesWeights : KeepGraph::kYes;
 }
 
-at::Tensor jitter(const OpContext& d, const Op& op) {
-  if (d.input->router.jitter == 0 || !d.p.is_moe(op.layer)) return {};
-  const OpContext::Sequences own = d.sequences(op, op.layer);
-  return jitter_factors(d.input->router, d.model, op.layer, d.first_sequence(op, op.layer), own.count,
-                        d.p.plan().seq_len, d.state.options().dtype(accumulate_type(d.state.dtype())))
-      .narrow(0, own.first, own.tokens);
+/// Of this device's tokens.
+RouterJitter jitter(const OpContext& d, const Op& op) {
+  if (!d.p.is_moe(op.layer)) return {};
+  return router_jitter(d.input->router, op.layer, d.first_sequence(op, op.layer),
+                       d.sequences(op, op.layer).first, d.p.plan().seq_len);
 }
 
 /// With the choices of routing replay of this device's tokens.
 RouterTask router_task(const OpContext& d, const Op& op) {
-  RouterTask task{.jitter_TD = jitter(d, op), .z_loss = d.input->router.z_loss > 0};
+  RouterTask task{.jitter = jitter(d, op), .z_loss = d.input->router.z_loss > 0};
   if (d.input->choices.empty() || !d.p.is_moe(op.layer)) return task;
   const at::Tensor ids = d.rows_of(d.input->choices[idx(op.layer)], op, op.layer);
   task.has_gaps = ids.lt(0).any().item<bool>();
@@ -161,7 +160,7 @@ void run_backward(OpContext& d, const Op& op) {
     in.dx_TD = at::zeros_like(slot.hidden);
     // Each copy has one owner, who sends its gradient. Copies that were dropped have none.
     in.dweights_TK = d.expert_capacity() > 0 ? at::zeros_like(slot.weights) : at::empty_like(slot.weights);
-    if (in.graph == nullptr) in.jitter_TD = jitter(d, op);
+    in.jitter = jitter(d, op);
     in.z_factor = d.input->router.z_loss * d.input->loss_scale / real(total_tokens(d.p.plan()));
     std::vector<MergePart> parts;
     for (ChunkSlot& chunk : slot.chunks) {
