@@ -3,8 +3,8 @@
 
 namespace hetermoe::kernels {
 
-/// out = x times factors between 1 - size and 1 + size, which are drawn in fp64 (nn/router_jitter.h). Row r is
-/// token first_token + r, counted from the beginning of sequence `first_sequence`.
+/// out = x times factors between 1 - size and 1 + size, which are drawn in fp64 (nn/router_jitter.h). Row r
+/// is token first_token + r, counted from the beginning of sequence `first_sequence`.
 struct Jitter {
   const void* x;  ///< [rows, width]
   void* out;      ///< [rows, width]

@@ -96,7 +96,8 @@ HM_DEVICE void count_keys(const CountKeys& a) {
     chunk.keys[i] = key >= 0 && a.map != nullptr ? a.map[key] : key;
   }
   meet();
-  rank_keys(chunk, a.num_keys, [](i32) { return true; }, a.counts + block() * a.num_keys);
+  rank_keys(
+      chunk, a.num_keys, [](i32) { return true; }, a.counts + block() * a.num_keys);
   for (i32 i = thread(); i < chunk.count; i += num_threads()) {
     if (chunk.keys[i] >= 0) a.rank[chunk.begin + i] = chunk.ranks[i];
   }

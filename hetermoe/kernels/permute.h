@@ -2,18 +2,17 @@
 #include "hetermoe/kernels/language.h"
 
 // Stable counting sorts of copies, where a copy is one (token, expert) choice. Copies are cut into chunks of
-// consecutive ones, one block each. The warps of a block have pieces of the chunk, whose keys each counts in a
-// table of its own; then the tables are added up in order. So there are no atomics, and the order is that of a
-// loop over the copies. Indices are int32.
+// consecutive ones, one block each. The warps of a block have pieces of the chunk, whose keys each counts in
+// a table of its own; then the tables are added up in order. So there are no atomics, and the order is that
+// of a loop over the copies. Indices are int32.
 //
-// Rounds of loops that the busiest thread goes through, in blocks of 256 threads, chunks of 1,024 copies, top-8
-// of 64 experts, 128 chunks, one destination. Before, each key had a thread that walked the whole chunk, and
-// one thread added up the keys.
-// | kernel       | now                                                              | before               |
-// | count_keys   | 26: 4 x 4 of the copies, 2 + 8 of the tables                     | 4 + 1,024            |
-// | scan_counts  | 39: 2 x 16 chunks, 7 parts                                       | 128 + 64             |
-// | cut_shares   | 11: 1 expert, 1 bin, 8 warps, 1 destination                      | 1 + 64               |
-// | split_copies | 89: as count_keys with 1 key, and 2 x 4 x 8 to find own rows     | 4 + 1,024, which divide |
+// Rounds of loops that the busiest thread goes through, in blocks of 256 threads, chunks of 1,024 copies,
+// top-8 of 64 experts, 128 chunks, one destination. Before, each key had a thread that walked the whole
+// chunk, and one thread added up the keys. | kernel       | now | before               | | count_keys   | 26:
+// 4 x 4 of the copies, 2 + 8 of the tables                     | 4 + 1,024            | | scan_counts  | 39:
+// 2 x 16 chunks, 7 parts                                       | 128 + 64             | | cut_shares   | 11:
+// 1 expert, 1 bin, 8 warps, 1 destination                      | 1 + 64               | | split_copies | 89:
+// as count_keys with 1 key, and 2 x 4 x 8 to find own rows     | 4 + 1,024, which divide |
 namespace hetermoe::kernels {
 
 /// Keys whose tables find room in shared memory at once; more are counted in several passes.
@@ -98,8 +97,8 @@ struct WriteRows {
   i64 copies, chunk, top_k, num_destinations;
 };
 
-/// Received copies by slot: place = slot's begin + those before it. Shared memory: slots + 1 numbers. There is
-/// a block also where there are no copies.
+/// Received copies by slot: place = slot's begin + those before it. Shared memory: slots + 1 numbers. There
+/// is a block also where there are no copies.
 struct GroupCopies {
   const i32* expert;        ///< [copies] source after source
   const i32* row;           ///< [copies] row in the source's message

@@ -85,10 +85,10 @@ Kernel row(std::string_view source, std::string_view name, std::string_view argu
 #define HM_ADAMW(Value, Grad, Moment, Copy) \
   HM_KERNEL_OF("optimizer.cu", adamw, Adamw, Value, Grad, Moment, Copy)
 // Values or masters in fp32, and bf16 values without a master.
-#define HM_ADAMW_OF_MOMENTS(Moment)                                                                   \
-  HM_ADAMW(float, float, Moment, float), HM_ADAMW(float, float, Moment, Bf16),                         \
-      HM_ADAMW(float, Bf16, Moment, Bf16), HM_ADAMW(float, float, Moment, Half),                       \
-      HM_ADAMW(float, Half, Moment, Half), HM_ADAMW(Bf16, float, Moment, Bf16),                        \
+#define HM_ADAMW_OF_MOMENTS(Moment)                                              \
+  HM_ADAMW(float, float, Moment, float), HM_ADAMW(float, float, Moment, Bf16),   \
+      HM_ADAMW(float, Bf16, Moment, Bf16), HM_ADAMW(float, float, Moment, Half), \
+      HM_ADAMW(float, Half, Moment, Half), HM_ADAMW(Bf16, float, Moment, Bf16),  \
       HM_ADAMW(Bf16, Bf16, Moment, Bf16)
 
 using Key = std::pair<std::string_view, std::vector<at::ScalarType>>;

@@ -159,8 +159,8 @@ at::Tensor Leaves::wide_product(const at::Tensor& x, Weight weight, at::ScalarTy
   const std::size_t index = position_of(weight);
   const bool leaves = left_ != nullptr && trains_;
   const at::Tensor values = leaves ? leaves_[index].detach() : leaves_[index];
-  at::Tensor out = jitter.on() ? apply_jittered_linear(x, values, wide, jitter)
-                               : apply_wide_linear(x, values, wide);
+  at::Tensor out =
+      jitter.on() ? apply_jittered_linear(x, values, wide, jitter) : apply_wide_linear(x, values, wide);
   if (leaves) leave(x, index, out, jitter);
   return out;
 }

@@ -12,8 +12,8 @@ namespace hetermoe {
 
 /// The tensors that a product leaves for the gradient of its weight.
 struct LeftProduct {
-  std::size_t weight;  ///< position in state.values
-  at::Tensor x;        ///< its input
+  std::size_t weight;        ///< position in state.values
+  at::Tensor x;              ///< its input
   RouterJitter jitter = {};  ///< by which x is yet to be multiplied
   at::Tensor dout = {};      ///< gradient of its result, once backward came by; undefined = none came
 };

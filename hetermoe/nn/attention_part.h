@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "hetermoe/nn/params.h"
+#include "hetermoe/nn/router_jitter.h"
 #include "hetermoe/nn/sequences.h"
 
 // The attention part of a layer: norm, attention, residual, norm, router, and the shared experts or the dense
@@ -33,8 +34,8 @@ struct AttentionOutput {
 
 /// How a forward routes.
 struct RouterTask {
-  at::Tensor topk_TK = {};    ///< int64 experts that are taken in place of choosing; undefined = choose now
-  bool has_gaps = false;      ///< tokens whose ids are -1 choose now
+  at::Tensor topk_TK = {};   ///< int64 experts that are taken in place of choosing; undefined = choose now
+  bool has_gaps = false;     ///< tokens whose ids are -1 choose now
   RouterJitter jitter = {};  ///< of the router's input
   bool z_loss = false;       ///< backward adds one
 };

@@ -51,8 +51,7 @@ struct Counted {
 void scan(Counted& counted, i64 num_chunks, i64 num_keys) {
   constexpr i64 kKeys = kernels::kScannedKeys;
   counted.totals = int32(num_keys, counted.before);
-  kernels::launch("scan_counts", {},
-                  {(num_keys + kKeys - 1) / kKeys, kThreads, kThreads * i64{sizeof(i32)}},
+  kernels::launch("scan_counts", {}, {(num_keys + kKeys - 1) / kKeys, kThreads, kThreads * i64{sizeof(i32)}},
                   kernels::ScanCounts{data(counted.before), data(counted.totals), num_chunks, num_keys},
                   counted.before.device());
 }

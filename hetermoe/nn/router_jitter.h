@@ -11,8 +11,8 @@ namespace hetermoe {
 /// What the factors of a device's tokens follow from. Row r of its inputs is token first_token + r, counted
 /// from the beginning of sequence `first_sequence`.
 struct RouterJitter {
-  double size = 0;  ///< factors from 1 - size to 1 + size; 0 = none
-  u64 key = 0;      ///< of seed, step and layer
+  double size = 0;         ///< factors from 1 - size to 1 + size; 0 = none
+  u64 key = 0;             ///< of seed, step and layer
   i64 first_sequence = 0;  ///< in the data
   i64 first_token = 0, seq_len = 1;
 
@@ -23,7 +23,8 @@ struct RouterJitter {
 RouterJitter router_jitter(const RouterTraining& training, i64 layer, i64 first_sequence, i64 first_token,
                            i64 seq_len);
 
-/// x_TD times the factors, computed in fp32 (fp64 where x or dtype is) and rounded once to `dtype`. Contiguous.
+/// x_TD times the factors, computed in fp32 (fp64 where x or dtype is) and rounded once to `dtype`.
+/// Contiguous.
 at::Tensor jittered(const at::Tensor& x_TD, const RouterJitter& jitter, at::ScalarType dtype,
                     Path path = Path::kAuto);
 

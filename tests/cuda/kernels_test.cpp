@@ -98,15 +98,50 @@ TEST_F(GpuKernels, RotationAndUpdateEqualThoseOnTheHost) {
       AdamwState state = make_adamw_state(list);
       adamw_update(list, grads, state, {}, 1e-2, 0.5);
       return Results{rotate(x, table, RopeLayout::kHalves, RopeDirection::kForward),
-                                     rotate(x, table, RopeLayout::kPairs, RopeDirection::kBackward),
-                                     list[0],
-                                     list[1],
-                                     state.exp_avg[0],
-                                     state.exp_avg_sq[0],
-                                     squared_norm(grads)};
+                     rotate(x, table, RopeLayout::kPairs, RopeDirection::kBackward),
+                     list[0],
+                     list[1],
+                     state.exp_avg[0],
+                     state.exp_avg_sq[0],
+                     squared_norm(grads)};
     };
     expect_as_on_the_host(run, one_rounding(dtype));
   }
+}
+
+/// Draws are the host's to the bit; what is rounded by them differs in the last bits of fp32.
+TEST_F(GpuKernels, NarrowUpdatesAndJitterEqualThoseOnTheHost) {
+  for (const at::ScalarType moment : {at::kFloat, at::kBFloat16}) {
+    for (const bool master : {false, true}) {
+      const auto run = [&](c10::Device device) {
+        std::vector<at::Tensor> list = {values({70001}, at::kBFloat16, 2).to(device)};
+        AdamwState state =
+            make_adamw_state(list, {.master = master, .moment = moment == at::kFloat ? 4.0 : 2.0});
+        for (const u64 seed : {4, 5})
+          adamw_update(list, {values({70001}, at::kFloat, seed).to(device)}, state, {}, 1e-2, 0.5);
+        return Results{list[0], state.exp_avg[0], state.exp_avg_sq[0]};
+      };
+      expect_as_on_the_host(run, one_rounding(at::kBFloat16));
+    }
+  }
+  const RouterJitter jitter = router_jitter({.jitter = 0.1, .seed = 3, .step = 4}, 1, 2, 5, 40);
+  const auto factors = [&](c10::Device device) {
+    const at::Tensor x = values({97, 130}, at::kDouble, 1).to(device);
+    return Results{jittered(x, jitter, at::kDouble), jittered(x.to(at::kBFloat16), jitter, at::kFloat),
+                   jittered(x.to(at::kFloat), jitter, at::kBFloat16)};
+  };
+  expect_as_on_the_host(factors, 0);
+}
+
+/// Thousands of rows for one target, as spaces have in a text of bytes.
+TEST_F(GpuKernels, ManyRowsOfOneTargetAreAddedInOrder) {
+  const auto run = [&](c10::Device device) {
+    const at::Tensor index = (at::arange(5000, at::kLong) * 7).remainder(11).clamp_max(2).to(device);
+    at::Tensor sum = values({3, 2048}, at::kFloat, 1).to(device);
+    add_rows_(sum, index, values({5000, 2048}, at::kBFloat16, 2).to(device));
+    return Results{sum};
+  };
+  expect_as_on_the_host(run, 0);
 }
 
 TEST_F(GpuKernels, RoutingEqualsThatOnTheHost) {
@@ -122,15 +157,15 @@ TEST_F(GpuKernels, RoutingEqualsThatOnTheHost) {
           split_by_owner_on_device(routed.topk_TK, owners_on_device(owners, 4, device), RowDedup::kOn);
       const i64 rows = split.row_begin_D1[4].item<int>();
       return Results{routed.scores_TE,
-                                     routed.weights_TK,
-                                     routed.topk_TK,
-                                     routed.counts_BE,
-                                     split.token_R.narrow(0, 0, rows),
-                                     split.row_C,
-                                     split.expert_C,
-                                     split.flat_C,
-                                     split.row_begin_D1,
-                                     split.copy_begin_D1};
+                     routed.weights_TK,
+                     routed.topk_TK,
+                     routed.counts_BE,
+                     split.token_R.narrow(0, 0, rows),
+                     split.row_C,
+                     split.expert_C,
+                     split.flat_C,
+                     split.row_begin_D1,
+                     split.copy_begin_D1};
     };
     expect_as_on_the_host(run, 2e-6);
   }

@@ -38,8 +38,8 @@ TEST(JitterKernel, FactorsAreThoseOfTheFormulaInFp64ToTheBit) {
 TEST(JitterKernel, EqualsTheGenericPathToTheBit) {
   const RouterJitter jitter = router_jitter(kTraining, 2, 0, 2, 3);
   const std::pair<at::ScalarType, at::ScalarType> dtypes[] = {
-      {at::kFloat, at::kFloat},    {at::kDouble, at::kDouble}, {at::kBFloat16, at::kFloat},
-      {at::kHalf, at::kFloat},     {at::kFloat, at::kBFloat16}, {at::kFloat, at::kHalf}};
+      {at::kFloat, at::kFloat}, {at::kDouble, at::kDouble},  {at::kBFloat16, at::kFloat},
+      {at::kHalf, at::kFloat},  {at::kFloat, at::kBFloat16}, {at::kFloat, at::kHalf}};
   with_blocks_of({1, 3}, [&] {
     for (const auto& [in, out] : dtypes) {
       for (const auto& [rows, width] : kRowsAndWidths) {

@@ -41,8 +41,8 @@ TEST(NormKernels, EqualTheFormulaForAllDtypesAndWidths) {
 }
 
 /// dx is the difference of two numbers of the size of rstd * weight * dout. In a row of one element it is eps
-/// / (x^2 + eps) times them, so its relative error is their rounding times 3.6e5: only beside the terms can it
-/// be compared, also between a GPU, which contracts products and sums, and the host.
+/// / (x^2 + eps) times them, so its relative error is their rounding times 3.6e5: only beside the terms can
+/// it be compared, also between a GPU, which contracts products and sums, and the host.
 TEST(NormKernels, TheGradientOfANarrowRowIsADifference) {
   const HostKernels host;
   const at::Tensor x = values({1, 1}, at::kFloat, 2), weight = values({1}, at::kFloat, 3),

@@ -77,10 +77,10 @@ struct NarrowCase {
   }
 };
 const std::vector<NarrowCase> kNarrowCases = {
-    {at::kBFloat16, at::kFloat, at::kFloat, false},     {at::kBFloat16, at::kBFloat16, at::kFloat, false},
-    {at::kBFloat16, at::kFloat, at::kBFloat16, false},  {at::kBFloat16, at::kBFloat16, at::kBFloat16, false},
-    {at::kBFloat16, at::kFloat, at::kBFloat16, true},   {at::kBFloat16, at::kBFloat16, at::kBFloat16, true},
-    {at::kHalf, at::kFloat, at::kBFloat16, true},       {at::kHalf, at::kHalf, at::kBFloat16, true},
+    {at::kBFloat16, at::kFloat, at::kFloat, false},    {at::kBFloat16, at::kBFloat16, at::kFloat, false},
+    {at::kBFloat16, at::kFloat, at::kBFloat16, false}, {at::kBFloat16, at::kBFloat16, at::kBFloat16, false},
+    {at::kBFloat16, at::kFloat, at::kBFloat16, true},  {at::kBFloat16, at::kBFloat16, at::kBFloat16, true},
+    {at::kHalf, at::kFloat, at::kBFloat16, true},      {at::kHalf, at::kHalf, at::kBFloat16, true},
     {at::kFloat, at::kFloat, at::kBFloat16, false},
 };
 
@@ -89,7 +89,8 @@ constexpr double kRate = 1e-2, kGradFactor = 0.37;
 /// After one update from zero moments, so that a second begins with moments.
 Outcome begin_narrow(const NarrowCase& c, Path path) {
   Outcome out{make_list(c.value, 1), {}};
-  out.state = make_adamw_state(out.values, {.master = c.master, .moment = c.moment == at::kBFloat16 ? 2.0 : 4.0});
+  out.state =
+      make_adamw_state(out.values, {.master = c.master, .moment = c.moment == at::kBFloat16 ? 2.0 : 4.0});
   out.state.rounding_key = 0x123456789abcdefull;
   for (std::size_t i = 0; i < out.values.size(); ++i) out.state.first.push_back(static_cast<i64>(1000 * i));
   adamw_update(out.values, make_list(c.grad, 100), out.state, {}, kRate, kGradFactor, path);
@@ -128,8 +129,8 @@ TEST(AdamwKernel, NarrowNumbersAreThoseOfTheWideUpdateRoundedByTheDrawsToTheBit)
         const auto [key, first] = draws_of(own.state, i);
         const at::Tensor value = c.master ? wide[i].to(c.value) : kept_as(wide[i], c.value, key, first);
         EXPECT_TRUE(own.values[i].equal(value)) << i;
-        EXPECT_TRUE(own.state.exp_avg[i].equal(
-            kept_as(of_wide.exp_avg[i], c.moment, splitmix64(key + 1), first)))
+        EXPECT_TRUE(
+            own.state.exp_avg[i].equal(kept_as(of_wide.exp_avg[i], c.moment, splitmix64(key + 1), first)))
             << i;
         EXPECT_TRUE(own.state.exp_avg_sq[i].equal(
             kept_as(of_wide.exp_avg_sq[i], c.moment, splitmix64(key + 2), first)))

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/autograd.h>
 
+#include "hetermoe/nn/attention_part.h"
 #include "hetermoe/nn/products.h"
 #include "tests/kernels/cases.h"
 #include "tests/nn/peak_of.h"
@@ -37,6 +38,42 @@ TEST(JitteredLinear, FactorsOfLongSequencesNeedMemoryForABlockAlone) {
   const double result = 4.0 * tokens * width, block = 1 << 18;
   EXPECT_GE(peak, result);
   EXPECT_LT(peak, result + 44 * block) << peak;
+}
+
+/// Bytes that are alive after a forward with a graph, beside what was there before.
+Bytes kept_by_graph(at::ScalarType dtype, KeepGraph kind, double jitter) {
+  const ModelConfig model = load_model("tiny-qwen3");
+  const i64 layer = 0, seq_len = 24;
+  EXPECT_TRUE(model.is_moe(layer));
+  StateGroup state = make_attention_state(model, layer, dtype);
+  init_parameters(state.views(), 3);
+  const at::Tensor y = values({2 * seq_len, model.hidden}, dtype, 1);
+  RouterTraining training = kJitterTraining;
+  training.jitter = jitter;
+  RouterTask task;
+  task.jitter = router_jitter(training, layer, 0, 0, seq_len);
+  const int num_threads = at::get_num_threads();
+  at::set_num_threads(1);
+  Bytes kept = 0;
+  {
+    MemoryMeter meter;
+    const MemoryMeter::Watch watch(meter, 0);
+    const AttentionOutput out = attention_forward(model, layer, state, y, seq_len, kind, task);
+    kept = meter.alive();
+  }
+  at::set_num_threads(num_threads);
+  return kept;
+}
+
+/// fp32 factors of every element were kept before, and the input in fp32.
+TEST(RouterJitter, GraphsKeepNoMoreThanWithoutIt) {
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
+    for (const KeepGraph kind : {KeepGraph::kYes, KeepGraph::kLeavesWeights, KeepGraph::kSelected}) {
+      const Bytes without = kept_by_graph(dtype, kind, 0);
+      EXPECT_GT(without, 0);
+      EXPECT_EQ(kept_by_graph(dtype, kind, 0.1), without) << dtype << " " << static_cast<int>(kind);
+    }
+  }
 }
 
 }  // namespace
