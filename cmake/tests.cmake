@@ -52,6 +52,10 @@ set_source_files_properties("${CMAKE_SOURCE_DIR}/tests/kernels/gpu_half_test.cpp
 hm_tests(fast ${HM_CORE_TESTS})
 if(HETERMOE_TORCH)
   hm_tests(torch ${HM_TORCH_TESTS})
+  add_library(stand_in_nvrtc MODULE tests/kernels/stand_in_nvrtc.cpp)
+  if(TARGET test_kernels)
+    add_dependencies(test_kernels stand_in_nvrtc)  # it opens the library
+  endif()
   hm_tests(cuda cuda)
   set_tests_properties(cuda.all PROPERTIES SKIP_REGULAR_EXPRESSION "no GPU here")
   if(TARGET test_cli)

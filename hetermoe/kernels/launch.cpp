@@ -9,11 +9,10 @@
 #include <set>
 
 #include "hetermoe/base/error.h"
-#include "hetermoe/base/hash.h"
 #include "hetermoe/base/index.h"
 #include "hetermoe/device/accelerator.h"
-#include "hetermoe/kernels/code_cache.h"
 #include "hetermoe/kernels/cuda_driver.h"
+#include "hetermoe/kernels/kernel_code.h"
 #include "hetermoe/kernels/made_once.h"
 #include "hetermoe/kernels/nvrtc.h"
 
@@ -28,32 +27,15 @@ void warn(const std::string& sentence) {
   if (warnings.insert(sentence).second) std::cerr << "[kernels] " << sentence << std::endl;
 }
 
-u64 hash_of_sources() {
-  Fnv hash;
-  for (const SourceText& source : source_texts()) hash.add(source.name).add(source.text);
-  return hash.value();
-}
-
-/// Machine code of a kernel for a GPU, from the cache or compiled now.
-std::string code_for(const Kernel& kernel, c10::Device device) {
-  static const u64 sources = hash_of_sources();
-  const CodeTarget target = code_target(compute_capability(device));
-  const std::array<const Kernel*, 1> one = {&kernel};
-  const std::string program = cuda_program(one);
-  const std::string identity = fmt::format("{} {} driver {} sources {:016x}\n{}", compiler_identity(),
-                                           target.option(), cuda_driver_version(), sources, program);
-  const CachedCode found =
-      cached_code(code_cache_folder(), identity, [&] { return compile_cuda(program, target).code; });
-  if (!found.warning.empty()) warn(found.warning);
-  return found.code;
-}
-
 /// The kernel in the memory of a GPU. Threads that want the same one wait for its compilation; kernels that
 /// are loaded already are launched meanwhile.
 CudaFunction cuda_function(const Kernel& kernel, c10::Device device) {
   static MadeOnce<std::pair<const Kernel*, c10::DeviceIndex>, CudaFunction> functions;
-  return functions.get({&kernel, device.index()},
-                       [&] { return load_cuda_function(device, code_for(kernel, device), kernel.entry()); });
+  return functions.get({&kernel, device.index()}, [&] {
+    const CachedCode found = kernel_code(kernel, compute_capability(device));
+    if (!found.warning.empty()) warn(found.warning);
+    return load_cuda_function(device, found.code, kernel.entry());
+  });
 }
 
 std::mutex recorders_mutex;

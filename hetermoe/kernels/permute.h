@@ -5,14 +5,6 @@
 // consecutive ones, one block each. The warps of a block have pieces of the chunk, whose keys each counts in
 // a table of its own; then the tables are added up in order. So there are no atomics, and the order is that
 // of a loop over the copies. Indices are int32.
-//
-// Rounds of loops that the busiest thread goes through, in blocks of 256 threads, chunks of 1,024 copies,
-// top-8 of 64 experts, 128 chunks, one destination. Before, each key had a thread that walked the whole
-// chunk, and one thread added up the keys. | kernel       | now | before               | | count_keys   | 26:
-// 4 x 4 of the copies, 2 + 8 of the tables                     | 4 + 1,024            | | scan_counts  | 39:
-// 2 x 16 chunks, 7 parts                                       | 128 + 64             | | cut_shares   | 11:
-// 1 expert, 1 bin, 8 warps, 1 destination                      | 1 + 64               | | split_copies | 89:
-// as count_keys with 1 key, and 2 x 4 x 8 to find own rows     | 4 + 1,024, which divide |
 namespace hetermoe::kernels {
 
 /// Keys whose tables find room in shared memory at once; more are counted in several passes.

@@ -3,14 +3,18 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <set>
 #include <thread>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/version.h"
 #include "hetermoe/base/words.h"
+#include "hetermoe/comm/codec.h"
 #include "hetermoe/comm/transports.h"
 #include "hetermoe/device/accelerator.h"
 #include "hetermoe/exec/threads.h"
+#include "hetermoe/kernels/kernel_code.h"
+#include "hetermoe/kernels/launch.h"
 #include "hetermoe/train/job/gpu_run.h"
 #include "hetermoe/train/session/ranks.h"
 
@@ -43,6 +47,17 @@ void check_gpu_memory(const SessionParts& parts, const Session::Options& options
   const std::string fault = gpu_memory_fault(
       peaks, options.local.empty() ? devices_of(parts.plan) : options.local, options.where, room);
   if (!fault.empty()) fail<ConfigError>("plan", "{}", fault);
+}
+
+/// Kernels of our own for the dtypes of this process's devices.
+void compile_kernels(const Plan& plan, const Session::Options& options) {
+  if (options.where.empty() || !kernels::has_kernels(options.where[0])) return;
+  std::set<at::ScalarType> elements = {at::kFloat, at::kInt, at::kLong};
+  for (const PlaceId place : options.local.empty() ? devices_of(plan) : options.local) {
+    if (idx(place) < plan.dtype.size()) elements.insert(scalar_type(plan.dtype[idx(place)]));
+  }
+  const std::vector<at::ScalarType> list(elements.begin(), elements.end());
+  kernels::compile_ahead(compute_capability(options.where[0]), list, num_cores());
 }
 
 Json content_of(const ProfileSet& profiles) {
@@ -184,6 +199,7 @@ std::unique_ptr<Session> make_session(const SessionParts& parts, const Processes
   return std::make_unique<Session>(parts.model, cluster, parts.plan, options, [&](const Schedule& schedule) {
     check_same_run(processes, {{"schedule", fmt::format("{:016x}", hash(schedule))}});
     check_gpu_memory(parts, options, schedule);
+    compile_kernels(parts.plan, options);
     transport.queues = queues_of_run(schedule, job);
     std::unique_ptr<Transport> made = kind.make(processes, transport);
     if (parts.sent != nullptr) made = make_counted_transport(std::move(made), *parts.sent);
