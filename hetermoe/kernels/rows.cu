@@ -37,6 +37,18 @@ HM_DEVICE void add_pack(Number (&sum)[N], const Pack<N, Source>& pack) {
 /// and who waits for each of them waits long. The order of the additions stays.
 constexpr i32 kRowsAhead = 8;
 
+/// Adds columns of the rows item[0], item[1], ..., count of them; kRowsAhead if `kAll`, else fewer.
+template <bool kAll, int N, class Source, class Item, class Number>
+HM_DEVICE void add_rows(Number (&sum)[N], const Source* columns, i64 width, const Item* item, i32 count) {
+  Pack<N, Source> ahead[kRowsAhead] = {};
+  for (i32 j = 0; j < kRowsAhead; ++j) {
+    if (kAll || j < count) ahead[j] = read_pack<N>(columns + i64(item[j]) * width);
+  }
+  for (i32 j = 0; j < kRowsAhead; ++j) {
+    if (kAll || j < count) add_pack<N, Source>(sum, ahead[j]);
+  }
+}
+
 template <int N, class Source, class Out, class Item>
 HM_DEVICE void sum_row(const SumRows& a, i64 r) {
   const auto* const item = static_cast<const Item*>(a.item);
@@ -46,15 +58,10 @@ HM_DEVICE void sum_row(const SumRows& a, i64 r) {
   for (i64 c = i64(thread()) * N; c < a.width; c += i64(num_threads()) * N) {
     Wide<Out> sum[N] = {};
     if (a.base != nullptr) load_many<N>(sum, static_cast<const Out*>(a.base) + r * a.width + c);
-    for (i32 first = begin; first < end; first += kRowsAhead) {
-      Pack<N, Source> ahead[kRowsAhead];
-      for (i32 j = 0; j < kRowsAhead; ++j) {
-        if (first + j < end) ahead[j] = read_pack<N>(source + i64(item[first + j]) * a.width + c);
-      }
-      for (i32 j = 0; j < kRowsAhead; ++j) {
-        if (first + j < end) add_pack<N, Source>(sum, ahead[j]);
-      }
-    }
+    i32 i = begin;
+    for (; i + kRowsAhead <= end; i += kRowsAhead)
+      add_rows<true, N>(sum, source + c, a.width, item + i, kRowsAhead);
+    if (i < end) add_rows<false, N>(sum, source + c, a.width, item + i, end - i);
     store_many<N>(static_cast<Out*>(a.out) + r * a.width + c, sum);
   }
 }
