@@ -29,7 +29,6 @@ Watch::Watch(const StoreAddress& address, const StoreOptions& options, std::vect
       names_(std::move(names)),
       store_(std::move(store)),
       beat_(std::min(0.5, options.silence / 20)),
-      silent_rounds_(static_cast<i64>(0.7 * options.silence / beat_)),
       ranks_(idx(address.num_ranks)) {
   talker_ = std::thread([this] { talk(); });
   judge_ = std::thread([this] { judge(); });
@@ -69,6 +68,13 @@ std::vector<bool> Watch::left() {
 void Watch::on_lost(TakeLost take) {
   const std::lock_guard lock(take_mutex_);
   take_lost_ = std::move(take);
+}
+
+void Watch::await_silence() {
+  std::unique_lock lock(mutex_);
+  transfer_failed_ = true;
+  // The rank may have died just now, and its last sign of life is heard a beat later.
+  changed_.wait_for(lock, to_milliseconds(1.5 * silence()), [&] { return stop_; });
 }
 
 void Watch::end(const std::string& text, int code) {
@@ -172,9 +178,9 @@ std::optional<Watch::Verdict> Watch::next_verdict() {
   if (told_leave_ && !holds_store()) return {};
   const bool heard = std::exchange(num_heard_, 0) > 0;
   unheard_rounds_ = heard ? 0 : unheard_rounds_ + 1;
-  if (!lost_.empty() || unheard_rounds_ > silent_rounds_) {
+  if (!lost_.empty() || unheard_rounds_ > silent_rounds()) {
     const std::string why =
-        lost_.empty() ? fmt::format("has not answered for {:.3g} s", options_.silence) : "is gone: " + lost_;
+        lost_.empty() ? fmt::format("has not answered for {:.3g} s", silence()) : "is gone: " + lost_;
     return Verdict{fmt::format("[{}] is dead or cut off: its store {}", store_name(), why)};
   }
   if (!heard) return {};  // that is not the fault of the others
@@ -183,8 +189,8 @@ std::optional<Watch::Verdict> Watch::next_verdict() {
     ++ranks_[r].silent_rounds;
     if (is_silent(r)) {
       return Verdict{
-          fmt::format("[{}] is dead or cut off: no sign of life for {:.3g} s", names_[r], options_.silence),
-          1, false, static_cast<i32>(r)};
+          fmt::format("[{}] is dead or cut off: no sign of life for {:.3g} s", names_[r], silence()), 1,
+          false, static_cast<i32>(r)};
     }
   }
   return {};

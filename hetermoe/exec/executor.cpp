@@ -43,6 +43,14 @@ std::exception_ptr with_place(const std::string& where) {
   }
 }
 
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& exception) {
+    return exception.what();
+  }
+}
+
 /// In one process a message is its sender's memory.
 void copy_received(std::vector<Message>& in, std::span<const DeviceId> participants, DeviceId self) {
   for (std::size_t i = 0; i < in.size(); ++i) {
@@ -286,7 +294,7 @@ void Executor::guard(const Lane& lane, const LaneOp& item, const std::function<v
     const DeviceId device = device_of(lane.id);
     const std::string where = fmt::format("device {} ({}) {}", device, context_.cluster.device_name(device),
                                           to_string(context_.schedule.ops[idx(item.op)]));
-    poison(where, with_place(where));
+    poison(with_place(where));
   }
 }
 
@@ -429,7 +437,7 @@ void Executor::finish_op(Lane& lane, const LaneOp& item, Seconds end) {
   device.changed.notify_all();
 }
 
-void Executor::poison(const std::string& where, std::exception_ptr error) {
+void Executor::poison(std::exception_ptr error) {
   {
     const std::lock_guard lock(mutex_);
     if (error_) return;
@@ -440,8 +448,8 @@ void Executor::poison(const std::string& where, std::exception_ptr error) {
     const std::lock_guard lock(device->mutex);
     device->changed.notify_all();
   }
-  transport_.abort(where);
-  host_links_->abort(where);
+  transport_.abort(text_of(error));
+  host_links_->abort(text_of(error));
 }
 
 }  // namespace hetermoe

@@ -17,7 +17,7 @@ namespace hetermoe {
 void Executor::report_hang(Seconds quiet) {
   const std::string report = fmt::format("no op ended for {:.3g} s. Each lane:\n{}", quiet, hang_report());
   if (!poisoned_) {
-    poison("watchdog", std::make_exception_ptr(TransportError("[watchdog] " + report)));
+    poison(std::make_exception_ptr(TransportError("[watchdog] " + report)));
   } else {
     fmt::print(stderr, "[watchdog] the step failed, but some lanes do not leave their op: {}", report);
   }
