@@ -14,6 +14,7 @@
 #include "hetermoe/plan/offload.h"
 #include "hetermoe/train/session/session.h"
 #include "hetermoe/train/session/start.h"
+#include "tests/support/error_of.h"
 #include "tests/support/fake_nccl.h"
 #include "tests/support/fast_nodes.h"
 #include "tests/support/faults.h"
@@ -79,6 +80,7 @@ void expect_one_order(const NcclWorld& world, const std::string& what) {
 struct Traffic {
   i64 launches = 0, sends = 0, bytes = 0;
   NcclCopies copies;
+  i64 empty = 0;  ///< messages that do not travel
 };
 
 bool has_content(const MessageShape& shape) {
@@ -95,7 +97,10 @@ void add_exchange(Traffic& traffic, const ExchangeCall& call, const std::vector<
     if (call.participants[i] == call.self) continue;
     receives = receives || has_content(call.expected[i]);
     const MessageShape shape = shape_of(out[i]);
-    if (!has_content(shape)) continue;
+    if (!has_content(shape)) {
+      ++traffic.empty;
+      continue;
+    }
     sends = true;
     ++traffic.sends;
     traffic.bytes += wire_bytes({.numbers = shape.numbers, .values = shape.values, .tensors = {}});
@@ -107,6 +112,16 @@ void add_exchange(Traffic& traffic, const ExchangeCall& call, const std::vector<
   traffic.launches += sends || receives ? 1 : 0;
   traffic.copies.to_device += sends ? 1 : 0;
   traffic.copies.to_host += receives ? 1 : 0;
+}
+
+void print_traffic(const std::vector<Traffic>& of_ranks, const std::string& what) {
+  Traffic sum;
+  for (const Traffic& one : of_ranks) {
+    sum.sends += one.sends, sum.empty += one.empty;
+    sum.copies.to_device += one.copies.to_device, sum.copies.to_host += one.copies.to_host;
+  }
+  fmt::print("{}: {} sends without {} empty messages, rests in {} copies\n", what, sum.sends, sum.empty,
+             sum.copies.to_device + sum.copies.to_host);
 }
 
 void expect_traffic(const NcclWorld& world, const std::vector<Traffic>& expected, const std::string& what) {
@@ -175,6 +190,7 @@ void run_plan(const ModelConfig& model, const Cluster& cluster, const NamedPlan&
   }
   for (std::thread& thread : threads) thread.join();
   expect_one_order(world, named.name);
+  print_traffic(traffic, named.name);
   expect_traffic(world, traffic, named.name);
   for (const Outcome& outcome : got) {
     EXPECT_EQ(outcome.loss, expected.loss) << named.name;
@@ -306,6 +322,43 @@ TEST(Nccl, OwnersThatABalancerChangesMoveOnQueuesOfTheRun) {
     EXPECT_EQ(outcome.loss, expected.loss);
     EXPECT_EQ(outcome.grad_norm, expected.grad_norm);
   }
+}
+
+/// NCCL may not come back from an abort, so who looks at the output has to find the error itself.
+TEST(Nccl, TheErrorOfAStepIsSaidAsItsTransfersAreAborted) {
+  const Deadline deadline(std::chrono::seconds(60));
+  const ModelConfig model = load_model("tiny");
+  const Cluster cluster = load_cluster("demo");
+  const Plan plan = find_strategy("ep").make(model, cluster, small_step());
+  const auto fail_on_device_1 = [](const ExchangeCall& call, std::vector<Message>&) {
+    if (call.self == 1 && call.name.starts_with("combine.F")) fail<DeviceError>("planted", "no memory left");
+  };
+  NcclWorld world(cluster.num_devices());
+  const std::vector<i32> rank_of = spread_working_devices(devices_of(plan), 4, 4);
+  std::vector<std::string> errors(4);
+  std::vector<std::thread> threads;
+  ::testing::internal::CaptureStderr();
+  for (i32 rank = 0; rank < 4; ++rank) {
+    threads.emplace_back([&, rank] {
+      const RankThread processes(world, rank);
+      errors[idx(rank)] = error_of([&] {
+        Session session(model, cluster, plan, {{true, 1, true}, {}, {rank}}, [&](const Schedule& schedule) {
+          return std::make_unique<HookedTransport>(
+              make_nccl_transport(
+                  processes, std::make_unique<FakeNccl>(world, rank),
+                  {.rank_of = rank_of, .queues = transfer_queues(schedule), .device = c10::DeviceType::CPU}),
+              fail_on_device_1, HookedTransport::Hook(), std::function<void()>());
+        });
+        run(session);
+      });
+      processes.gather("done");
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(has(errors[1], "[planted] no memory left"));
+  EXPECT_TRUE(has(said, "rank 1: transfers are aborted: " + errors[1] + "\n"));
+  for (const std::string& error : errors) EXPECT_NE(error, "no error");
 }
 
 /// As the planner makes them, a strategy with one device, and a plan for the devices that are left.
