@@ -43,14 +43,6 @@ std::exception_ptr with_place(const std::string& where) {
   }
 }
 
-std::string text_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& exception) {
-    return exception.what();
-  }
-}
-
 /// In one process a message is its sender's memory.
 void copy_received(std::vector<Message>& in, std::span<const DeviceId> participants, DeviceId self) {
   for (std::size_t i = 0; i < in.size(); ++i) {
@@ -435,21 +427,6 @@ void Executor::finish_op(Lane& lane, const LaneOp& item, Seconds end) {
   device.done[idx(item.op)] = lane.step;
   ++ops_ended_;
   device.changed.notify_all();
-}
-
-void Executor::poison(std::exception_ptr error) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (error_) return;
-    error_ = error;
-    poisoned_ = true;
-  }
-  for (std::unique_ptr<DeviceLanes>& device : devices_) {
-    const std::lock_guard lock(device->mutex);
-    device->changed.notify_all();
-  }
-  transport_.abort(text_of(error));
-  host_links_->abort(text_of(error));
 }
 
 }  // namespace hetermoe
