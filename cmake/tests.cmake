@@ -110,6 +110,9 @@ if(Python3_FOUND AND TARGET hetermoe)
   set(_gpu_ranks Python3::Interpreter "${CMAKE_SOURCE_DIR}/tests/cuda/ranks.py" $<TARGET_FILE:hetermoe>)
   add_test(NAME cuda.ranks COMMAND ${_gpu_ranks})
   set_tests_properties(cuda.ranks PROPERTIES LABELS "cuda;slow" TIMEOUT 3600 RUN_SERIAL ON SKIP_REGULAR_EXPRESSION "no GPU here")
+  add_test(NAME gpu_script COMMAND Python3::Interpreter "${CMAKE_SOURCE_DIR}/tests/cuda/ranks_check.py"
+                                   "${CMAKE_SOURCE_DIR}" "${CMAKE_BINARY_DIR}")
+  set_tests_properties(gpu_script PROPERTIES LABELS "torch;slow" TIMEOUT 900 RUN_SERIAL ON)
   if(HETERMOE_WITH_MPI AND MPIEXEC_EXECUTABLE)
     add_test(NAME mpi.gpu_script COMMAND ${_gpu_ranks} --device cpu)
     set_tests_properties(mpi.gpu_script PROPERTIES LABELS "torch;mpi;slow" TIMEOUT 1800 ENVIRONMENT "${_mpi_environment}"

@@ -2,7 +2,8 @@
 //   store_rank JOIN_LIMIT GATHER_LIMIT SILENCE ACTION...
 // Actions, in turn: gather=TEXT, large=MEBIBYTES, alike=TEXT, sleep=SECONDS, abort=CODE, quit (no last word),
 // throw, process (tells all its number), transfer=RANK (waits for the end of that rank's process, whose
-// number was told, and ends as a transfer with it fails; of -1 at once). Each says on stdout when it is done.
+// number was told, and ends as a transfer with it fails; of -1 at once), blame=RANK (the same, but ends as by
+// an error of its own). Each says on stdout when it is done.
 #include <fmt/ranges.h>
 #include <unistd.h>
 
@@ -28,10 +29,9 @@ bool is_alive(const std::string& process) {
   return !text.empty() && text.find(") Z ") == std::string::npos;
 }
 
-[[noreturn]] void fail_transfer(const Processes& processes, i32 peer) {
-  while (peer >= 0 && is_alive(process_of.at(static_cast<std::size_t>(peer))))
+void await_end_of(i32 rank) {
+  while (rank >= 0 && is_alive(process_of.at(static_cast<std::size_t>(rank))))
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  end_run(processes, TransportError("[reduce s7] remote process exited"), 1);
 }
 
 void act(const Processes& processes, const std::string& action) {
@@ -54,7 +54,11 @@ void act(const Processes& processes, const std::string& action) {
     process_of = processes.gather(std::to_string(::getpid()));
     std::cout << "told" << std::endl;
   } else if (what == "transfer") {
-    fail_transfer(processes, std::stoi(value));
+    await_end_of(std::stoi(value));
+    end_run(processes, TransportError("[reduce s7] remote process exited"), 1);
+  } else if (what == "blame") {
+    await_end_of(std::stoi(value));
+    end_run(processes, DeviceError("[reduce s7] remote process exited"), 1);
   } else if (what == "quit") {
     std::_Exit(0);
   } else {

@@ -91,7 +91,7 @@ class Ranks:
     def words(self, output, more, devices=4):
         dtype = [word for part in ("attention", "expert", "wire") for word in (f"--plan.{part}_dtype", "fp32")]
         words = [*self.program, "train", "--model", "tiny", "--cluster", self.clusters[devices], "--output", output, *dtype,
-                 "--train.steps", STEPS, "--train.seq_len", 16, "--train.sequences", 4, "--train.microbatches", 2,
+                 "--train.steps", STEPS, "--train.seq_len", 16, "--train.sequences", 8, "--train.microbatches", 2,
                  "--train.validation_sequences", 0, "--data.max_bytes", 200000, "--clock.threads", 1, "--run.device",
                  self.args.device, *([] if "--clock.kind" in more else ["--clock.kind", "real"]), *more]
         return [str(word) for word in words]
