@@ -27,6 +27,7 @@ namespace {
 
 struct Outcome {
   double loss = 0, grad_norm = 0;
+  Seconds step = 0;
   TensorsByName gradients;             ///< none where each device has a part of them
   std::vector<LogicalTensor> tensors;  ///< of the session's devices
 };
@@ -39,7 +40,7 @@ Outcome run(Session& session) {
   for (i64 step = 0; step < 2; ++step) {
     input.step = step;
     const StepResult result = session.train_step(input);
-    out.loss = result.loss, out.grad_norm = result.grad_norm;
+    out.loss = result.loss, out.grad_norm = result.grad_norm, out.step = result.step;
   }
   if (!shards_weights(session.plan())) out.gradients = session.gradients();
   for (DeviceState* state : session.states()) {
@@ -322,6 +323,51 @@ TEST(Nccl, OwnersThatABalancerChangesMoveOnQueuesOfTheRun) {
     EXPECT_EQ(outcome.loss, expected.loss);
     EXPECT_EQ(outcome.grad_norm, expected.grad_norm);
   }
+}
+
+/// The longest step of all ranks on an emulated clock.
+Seconds emulated_step(const ModelConfig& model, const Cluster& cluster, const Plan& plan,
+                      Session::Options options, bool tells_ready) {
+  NcclWorld world(cluster.num_devices());
+  const std::vector<i32> rank_of = spread_working_devices(devices_of(plan), 4, 4);
+  std::vector<Seconds> steps(world.launches.size());
+  std::vector<std::thread> threads;
+  for (i32 rank = 0; rank < 4; ++rank) {
+    threads.emplace_back([&, rank, own = options]() mutable {
+      const RankThread processes(world, rank);
+      own.local = {rank};
+      Session session(model, cluster, plan, own, [&](const Schedule& schedule) {
+        return make_nccl_transport(processes, std::make_unique<FakeNccl>(world, rank),
+                                   {.rank_of = rank_of,
+                                    .queues = transfer_queues(schedule),
+                                    .device = c10::DeviceType::CPU,
+                                    .tells_ready = tells_ready});
+      });
+      steps[idx(rank)] = run(session).step;
+      processes.gather("done");
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return *std::max_element(steps.begin(), steps.end());
+}
+
+/// A transfer starts when its last participant is ready, which one without content has to tell as well.
+TEST(Nccl, OnAnEmulatedClockAStepTakesAsLongAsInOneProcess) {
+  const Deadline deadline(std::chrono::seconds(120));
+  const ModelConfig model = load_model("tiny");
+  const Cluster cluster = load_cluster("demo");
+  const std::vector<NamedPlan> all = plans(model, cluster);
+  const auto team =
+      std::find_if(all.begin(), all.end(), [](const NamedPlan& named) { return named.name == "sp-ep"; });
+  ASSERT_NE(team, all.end());
+  const std::unique_ptr<CostModel> cost = make_cost(model, cluster, team->plan, {});
+  Session::Options options{{true, 1, true}, {}, {}};
+  options.executor.clock = ClockKind::kVirtual;
+  options.executor.truth = cost.get();
+  Session alone(model, cluster, team->plan, options);
+  const Seconds expected = run(alone).step;
+  EXPECT_DOUBLE_EQ(emulated_step(model, cluster, team->plan, options, true), expected);
+  EXPECT_LT(emulated_step(model, cluster, team->plan, options, false), expected);
 }
 
 /// NCCL may not come back from an abort, so who looks at the output has to find the error itself.
