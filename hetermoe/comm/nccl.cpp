@@ -1,6 +1,7 @@
 #include "hetermoe/comm/nccl.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <exception>
@@ -81,7 +82,7 @@ class Nccl : public Transport {
   void check_health() override {
     const std::lock_guard lock(mutex_);
     if (aborted_) return;
-    for (const auto& [queue, communicator] : communicators_) nccl_->check(communicator);
+    for (const auto& each : communicators_) check(each.second);
   }
 
   /// A launch that is inside NCCL uses the communicators: it has a moment to come out before they are freed.
@@ -94,6 +95,7 @@ class Nccl : public Transport {
       reason_ = reason;
       changed_.notify_all();
     }
+    if (!nccl_failed_) processes_.tell_error(reason);
     // Said now: NCCL may not come back.
     std::cerr << fmt::format("rank {}: transfers are aborted: {}", processes_.rank(), reason) << std::endl;
     ends_all_ = std::thread([this] { end_communicators(); });
@@ -214,6 +216,10 @@ class Nccl : public Transport {
     const Turn turn(*this, call);
     if (traffic.empty()) return;
     const Launching launching(*this, call);
+    with_nccl([&] { launch_group(traffic, communicator, stream); });
+  }
+
+  void launch_group(const Traffic& traffic, NcclApi::Communicator communicator, void* stream) {
     nccl_->begin_group();
     for (std::size_t p = 0; p < traffic.peers.size(); ++p) {
       const i32 rank = traffic.ranks[p];
@@ -233,6 +239,20 @@ class Nccl : public Transport {
     nccl_->end_group();
   }
 
+  /// An error of NCCL may come from a rank that is gone; others are this rank's own.
+  template <class F>
+  void with_nccl(F&& call) {
+    try {
+      call();
+    } catch (const TransportError&) {
+      nccl_failed_ = true;
+      throw;
+    }
+  }
+  void check(NcclApi::Communicator communicator) {
+    with_nccl([&] { nccl_->check(communicator); });
+  }
+
   /// A kernel of NCCL whose peer is gone never ends: this looks after failures while it waits.
   void wait_for_stream(const ExchangeCall& call, Traffic& traffic) {
     std::vector<std::unique_ptr<AwaitedList::Entry>> waits;
@@ -246,7 +266,7 @@ class Nccl : public Transport {
         {
           const std::lock_guard lock(mutex_);
           stop_if_aborted(call);
-          nccl_->check(communicator);
+          check(communicator);
         }
         std::this_thread::sleep_for(kNap);
       }
@@ -333,6 +353,7 @@ class Nccl : public Transport {
   i64 next_turn_ = 0;
   i32 num_launching_ = 0;  ///< lanes inside NCCL
   bool aborted_ = false;
+  std::atomic<bool> nccl_failed_ = false;
   std::string reason_;
   std::thread ends_all_;  ///< that of an abort
 };

@@ -46,6 +46,9 @@ class Processes {
   /// process ends. All processes must answer alike. Only those that meet at a store hear of it: mpirun ends
   /// all by itself.
   virtual void on_lost(TakeLost /*take*/) const {}
+  /// Tells the others that this process met an error of its own and will end the run: who loses a transfer
+  /// with it then names it. Any thread. Only processes that meet at a store hear of it.
+  virtual void tell_error(const std::string& /*text*/) const {}
   /// Ends all processes of the run. After a failed transfer it may wait a moment for a process to fall
   /// silent.
   [[noreturn]] virtual void abort(const Ending& ending) const;

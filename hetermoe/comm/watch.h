@@ -42,8 +42,14 @@ class Watch {
   /// call that goes on.
   void on_lost(TakeLost take);
 
+  /// Tells the others, with each sign of life from now on, that this rank met an error of its own.
+  void tell_error(const std::string& text);
+  /// The error that another rank has told, with its name. Empty = none has told one.
+  std::string told_error();
+
   /// A transfer failed, so another rank may be dead. From now on a quarter of the usual silence is a death.
-  /// If a rank falls silent, this process ends and names it; else the call returns after a moment.
+  /// If a rank falls silent, this process ends and names it; else the call returns after a moment. It
+  /// returns at once if a rank has told its error.
   void await_silence();
 
   /// Ends this process, and tells the others to end with the same words.
@@ -68,7 +74,8 @@ class Watch {
   bool is_silent(std::size_t rank) const { return ranks_[rank].silent_rounds > silent_rounds(); }
   bool all_ended() const;
   void talk();
-  bool tell(i64 beat, bool leave, const std::string& last_words);
+  bool tell(const std::string& life, bool leave, const std::string& last_words);
+  std::string error_of_others() const;
   std::pair<std::vector<std::string>, std::string> hear() const;
   void note(const std::vector<std::string>& signs, const std::string& end);
   void judge();
@@ -89,6 +96,7 @@ class Watch {
   bool stop_ = false, leaving_ = false, told_leave_ = false, transfer_failed_ = false;
   std::vector<Rank> ranks_;
   i64 num_heard_ = 0, unheard_rounds_ = 0;
+  std::string error_;          ///< of this rank
   std::string to_tell_, end_;  ///< how the run ends, from here and from the store
   std::mutex take_mutex_;      ///< held while it is called
   TakeLost take_lost_;

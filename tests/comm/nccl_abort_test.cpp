@@ -151,6 +151,40 @@ TEST(NcclAbort, HoldsNobodyWhoAsksForTheHealthMeanwhile) {
   aborts.join();
 }
 
+class ListeningRank : public RankThread {
+ public:
+  using RankThread::RankThread;
+  void tell_error(const std::string& text) const override { told += text; }
+  mutable std::string told;
+};
+
+/// What rank 0 tells the others of a transfer that ends with an error, of its own or of NCCL.
+std::string told_error(bool is_of_nccl) {
+  NcclWorld world(2);
+  const ListeningRank processes(world, 0);
+  Gate launching;
+  const std::unique_ptr<Transport> transport =
+      transport_of_rank_0(world, processes, {.on_launch = [&] { launching.open(); }});
+  const std::string error = "[device 0 experts.F] out of memory";
+  std::thread lane([&] {
+    const std::string of_transfer = error_of_transfer(*transport, 1, 0);
+    if (is_of_nccl) transport->abort(of_transfer);
+  });
+  launching.wait();
+  if (is_of_nccl)
+    world.abort();
+  else
+    transport->abort(error);
+  lane.join();
+  return processes.told;
+}
+
+TEST(NcclAbort, TellsTheOtherRanksAnErrorOfItsOwnAlone) {
+  const Deadline deadline(std::chrono::seconds(10));
+  EXPECT_EQ(told_error(false), "[device 0 experts.F] out of memory");
+  EXPECT_EQ(told_error(true), "");
+}
+
 void abort_without_end(bool inside_launch) {
   Gate never, launching;
   abort_in_flight({.on_launch =

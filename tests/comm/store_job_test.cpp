@@ -345,6 +345,18 @@ TEST(StoreJob, ARankThatDiedIsNamedByAllWhereOneLostATransferWithIt) { kill_in_t
 
 TEST(StoreJob, ARankThatDiedIsNamedByAllWhereAllLostATransferWithIt) { kill_in_transfer({0, 1, 3}); }
 
+/// It frees its memory, perhaps, while its peers meet the transfers that it has given up.
+TEST(StoreJob, ARankWithAnErrorOfItsOwnIsNamedByThoseWhoLoseATransferWithIt) {
+  Ranks ranks(4, kShort);
+  for (int r = 0; r < 4; ++r) {
+    std::vector<std::string> actions = {"process", "sleep=600"};
+    if (r == 1) actions = {"process", "sleep=1", "transfer=-1"};
+    if (r == 2) actions = {"process", "error=out of memory", "sleep=600"};
+    ranks.start(r, actions);
+  }
+  expect_end(ranks, -1, 1, here(2) + " failed: out of memory");
+}
+
 /// No other rank is to blame.
 TEST(StoreJob, ATransferThatFailsWhileAllRanksLiveIsToldToAll) {
   Ranks ranks(3, kShort);

@@ -3,7 +3,7 @@
 // Actions, in turn: gather=TEXT, large=MEBIBYTES, alike=TEXT, sleep=SECONDS, abort=CODE, quit (no last word),
 // throw, process (tells all its number), transfer=RANK (waits for the end of that rank's process, whose
 // number was told, and ends as a transfer with it fails; of -1 at once), blame=RANK (the same, but ends as by
-// an error of its own). Each says on stdout when it is done.
+// an error of its own), error=TEXT (tells it as its own and goes on). Each says on stdout when it is done.
 #include <fmt/ranges.h>
 #include <unistd.h>
 
@@ -56,6 +56,8 @@ void act(const Processes& processes, const std::string& action) {
   } else if (what == "transfer") {
     await_end_of(std::stoi(value));
     end_run(processes, TransportError("[reduce s7] remote process exited"), 1);
+  } else if (what == "error") {
+    processes.tell_error(value);
   } else if (what == "blame") {
     await_end_of(std::stoi(value));
     end_run(processes, DeviceError("[reduce s7] remote process exited"), 1);
