@@ -111,6 +111,20 @@ if(Python3_FOUND AND TARGET hetermoe)
                                       $<TARGET_FILE:hetermoe>)
   set_tests_properties(planted_kinds PROPERTIES LABELS "torch;rare" TIMEOUT 5400 RUN_SERIAL ON)
 endif()
+# Several ranks on one GPU; the same script over mpirun on CPUs, so that it works when a GPU is there.
+if(Python3_FOUND AND TARGET hetermoe)
+  set(_gpu_ranks Python3::Interpreter "${CMAKE_SOURCE_DIR}/tests/cuda/ranks.py" $<TARGET_FILE:hetermoe>)
+  add_test(NAME cuda.ranks COMMAND ${_gpu_ranks})
+  set_tests_properties(cuda.ranks PROPERTIES LABELS "cuda;slow" TIMEOUT 3600 RUN_SERIAL ON SKIP_REGULAR_EXPRESSION "no GPU here")
+  add_test(NAME gpu_script COMMAND Python3::Interpreter "${CMAKE_SOURCE_DIR}/tests/cuda/ranks_check.py"
+                                   "${CMAKE_SOURCE_DIR}" "${CMAKE_BINARY_DIR}")
+  set_tests_properties(gpu_script PROPERTIES LABELS "torch;slow" TIMEOUT 900 RUN_SERIAL ON)
+  if(HETERMOE_WITH_MPI AND MPIEXEC_EXECUTABLE)
+    add_test(NAME mpi.gpu_script COMMAND ${_gpu_ranks} --device cpu)
+    set_tests_properties(mpi.gpu_script PROPERTIES LABELS "torch;mpi;slow" TIMEOUT 1800 ENVIRONMENT "${_mpi_environment}"
+                                                   RUN_SERIAL ON)
+  endif()
+endif()
 if(Python3_FOUND AND TARGET hetermoe_portable)
   hm_portable(test_cuda_portable test_cuda hm_cli GTest::gtest_main)
   add_test(NAME bench_gpu_check COMMAND Python3::Interpreter "${CMAKE_SOURCE_DIR}/tests/bench_gpu_check.py"

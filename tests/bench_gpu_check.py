@@ -69,6 +69,9 @@ def main():
         check(not doctor["mpi"]["available"], "the bundle asks for MPI")
         run([*program, "plan", "--model", "demo", "--cluster", "demo", "--seq", 64, "--sequences", 16], env=clean, cwd=folder)
         run([moved / "hetermoe", "--torch-dir", folder, "doctor"], code=2, env=clean)
+        ranks = [moved / "test-ranks", "--torch-dir", torch]
+        check("NCCL_HOSTID=host3" in run([*ranks, "--dry-run", "--only", "zebra"], env=clean), "the ranks of test-ranks")
+        check("no GPU here" in run(ranks, env=clean), "test-ranks does not name the missing GPU")
         out = pathlib.Path(folder, "results")
         benchmark = [moved / "bench-gpu", "--torch-dir", torch, "--out", out, "--device", "cpu", "--models"]
         run([*benchmark, "tiny", "--steps", 4, "--variants", "none"], env=clean, cwd=folder)

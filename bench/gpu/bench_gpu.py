@@ -27,7 +27,7 @@ SHAPES = {"olmoe4": (8, 2048), "qwen4": (4, 4096), "mixtral2": (4, 4096)}
 SMALL_SHAPE = (2, 64)  # of a model without a row above
 VARIANTS = ["pure_compiled", "autocast", "autocast_compiled", "pure"]  # the most telling first
 MISSING = 77  # peer.py's exit code where torch or transformers are not there
-LIMITS = {"tests": 100, "ours": 75, "peer": 75, "profile": 60, "simulate": 20, "doctor": 60}  # seconds of a part
+LIMITS = {"tests": 100, "ranks": 120, "ours": 75, "peer": 75, "profile": 60, "simulate": 20, "doctor": 60}  # seconds of a part
 
 
 class Fault(Exception):
@@ -54,7 +54,7 @@ def arguments():
     parser.add_argument("--program", default="", help="hetermoe, if not that of this folder")
     parser.add_argument("--configs", default="", help="folder of the models' config files, if not that of this folder")
     parser.add_argument("--out", default="out/bench-gpu", help="folder of results")
-    parser.add_argument("--skip", default="", help="parts to leave out, separated by commas: tests, profile, peer")
+    parser.add_argument("--skip", default="", help="parts to leave out, separated by commas: tests, profile, peer, ranks")
     return parser.parse_args()
 
 
@@ -159,6 +159,15 @@ class Machine:
 
 def examine(machine):
     return json.loads(machine.run("doctor", [machine.program, "doctor", "--json"], "doctor"))
+
+
+def run_ranks(machine):
+    """Several ranks on this GPU, over NCCL: two of the cases of tests/cuda/ranks.py."""
+    if machine.args.device == "cpu":
+        raise Missing("they need a GPU")
+    command = [sys.executable, ROOT / "tests" / "cuda" / "ranks.py", machine.program, "--device", machine.args.device, "--only",
+               "zebra,kill"]
+    return {"cases": [line for line in machine.run("ranks", command, "ranks").splitlines() if ": passed" in line]}
 
 
 def run_tests(machine):
@@ -373,6 +382,8 @@ class Run:
         if "tests" not in self.skip:
             self.result["tests"] = self.part("GPU tests", run_tests, self.machine)
         self.run_models()
+        if "ranks" not in self.skip:
+            self.result["ranks"] = self.part("ranks on one GPU", run_ranks, self.machine)
         for name, entry in self.result["models"].items():
             add_figures(name, entry, self.result["gpu"])
 
@@ -462,6 +473,8 @@ def report(result, faults, missing):
         lines.append(f"{gpu['name']}, torch {result['doctor']['torch']}, {result['date']}: products {text}{copies}\n")
     if result.get("tests"):
         lines.append(f"GPU tests: {result['tests']['passed']} passed, {result['tests']['skipped']} skipped\n")
+    if result.get("ranks"):
+        lines += [f"several ranks on this GPU, {line}" for line in result["ranks"]["cases"]]
     if result["models"]:
         lines.append(speed_table(result))
     lines += [op_table(name, entry) for name, entry in result["models"].items() if entry.get("best")]

@@ -45,6 +45,12 @@ BENCHMARK = """#!/usr/bin/env bash
 exec python3 "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/bench/gpu/bench_gpu.py" "$@"
 """
 
+RANKS = """#!/usr/bin/env bash
+# Several ranks on one GPU, over NCCL; --help lists its options.
+here=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd)
+exec python3 "$here/tests/cuda/ranks.py" "$here/hetermoe" "$@"
+"""
+
 
 def libraries_of(program):
     """{name: path} of those that go along, with what these need themselves. Torch's are not found here: a portable program
@@ -86,6 +92,7 @@ def make(source, build, folder):
     shutil.copy2(source / "LICENSE", folder)
     write_script(folder / "hetermoe", WRAPPER)
     write_script(folder / "bench-gpu", BENCHMARK)
+    write_script(folder / "test-ranks", RANKS)
     (folder / "bundle.json").write_text(json.dumps({"commit": commit_of(source), "torch": torch_version(build)}) + "\n")
 
 
@@ -98,7 +105,8 @@ def main():
     if size > MOST_BYTES:
         sys.exit(f"bundle: {folder} has {size / 2**20:.0f} MiB, expected at most {MOST_BYTES / 2**20:.0f}")
     print(f"{folder}: {size / 2**20:.0f} MiB, for torch {json.loads((folder / 'bundle.json').read_text())['torch']}; "
-          f"on the other machine: FOLDER/hetermoe --python PYTHON doctor, FOLDER/bench-gpu --python PYTHON")
+          f"on the other machine: FOLDER/hetermoe --python PYTHON doctor, FOLDER/bench-gpu --python PYTHON, "
+          f"FOLDER/test-ranks --python PYTHON")
 
 
 if __name__ == "__main__":

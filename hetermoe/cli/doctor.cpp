@@ -234,6 +234,7 @@ Json examine() {
             {"description", describe_gpus(driver, gpus)},
             {"architectures", library_architectures()},
             {"devices", gpus_json(gpus)},
+            {"hardware_queues", environment_variable("CUDA_DEVICE_MAX_CONNECTIONS")},
             {"nccl", nccl_description()}}},
           {"transports", transports_json()},
           {"text", text_json()},
@@ -246,6 +247,9 @@ void print_gpus(const Json& gpu, const std::function<void(const char*, const std
   if (!architectures.empty())
     line("", fmt::format("libtorch has code for compute capabilities {} (10 times each)",
                          fmt::join(architectures, ", ")));
+  if (!gpu["devices"].empty())
+    line("", fmt::format("{} hardware queues (CUDA_DEVICE_MAX_CONNECTIONS)",
+                         gpu["hardware_queues"].get<std::string>()));
   for (const Json& one : gpu["devices"]) {
     line("", fmt::format("{}: {}, compute capability {}, {}", one["device"].get<std::string>(),
                          one["name"].get<std::string>(), one["compute_capability"].get<std::string>(),
@@ -367,8 +371,7 @@ int preflight(const DoctorArguments& options) {
     code = preflight(options, *processes);
   } catch (const std::exception& error) {
     if (processes->alone()) throw;
-    std::cerr << fmt::format("rank {}: {}", processes->rank(), error.what()) << std::endl;
-    processes->abort(exit_code_of(error));
+    end_run(*processes, error, exit_code_of(error));
   }
   return code;
 }

@@ -1,11 +1,9 @@
 #include <fmt/ranges.h>
 
-#include <chrono>
 #include <cmath>
 #include <iostream>
 #include <memory>
 #include <optional>
-#include <thread>
 #include <utility>
 
 #include "hetermoe/base/words.h"
@@ -225,10 +223,7 @@ int train(const TrainArguments& options, const Overrides& overrides) {
   } catch (const std::exception& error) {
     Presence::tell_failed();
     if (processes->alone()) throw;
-    // What is wrong for all ranks is said once: rank 0 has the first word.
-    if (processes->rank() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(500));
-    std::cerr << fmt::format("rank {}: {}", processes->rank(), error.what()) << std::endl;
-    processes->abort(exit_code_of(error));
+    end_run(*processes, error, exit_code_of(error));
   }
   return 1;
 }

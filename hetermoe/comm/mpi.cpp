@@ -272,8 +272,8 @@ std::vector<std::string> MpiJob::gather(const std::string& text) const {
   return texts;
 }
 
-void MpiJob::abort(int code) const {
-  MPI_Abort(MPI_COMM_WORLD, code);
+void MpiJob::abort(const Ending& ending) const {
+  MPI_Abort(MPI_COMM_WORLD, ending.code);
   std::abort();
 }
 

@@ -28,7 +28,7 @@ class MpiJob : public Processes {
   i32 rank() const override { return rank_; }
   i32 num_ranks() const override { return num_ranks_; }
   std::vector<std::string> gather(const std::string& text) const override;
-  [[noreturn]] void abort(int code) const override;
+  [[noreturn]] void abort(const Ending& ending) const override;
 
  private:
   i32 rank_ = 0, num_ranks_ = 1;

@@ -1,8 +1,11 @@
 #include "hetermoe/comm/nccl.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <exception>
+#include <iostream>
 #include <list>
 #include <map>
 #include <mutex>
@@ -14,7 +17,6 @@
 #include "hetermoe/comm/awaited_list.h"
 #include "hetermoe/comm/parcel.h"
 #include "hetermoe/device/accelerator.h"
-#include "hetermoe/device/host_copy.h"
 
 namespace hetermoe {
 namespace {
@@ -24,7 +26,7 @@ constexpr auto kNap = std::chrono::microseconds(20);
 class Nccl : public Transport {
  public:
   Nccl(const Processes& processes, std::unique_ptr<NcclApi> nccl, NcclOptions options)
-      : rank_(processes.rank()), nccl_(std::move(nccl)), options_(std::move(options)) {
+      : processes_(processes), nccl_(std::move(nccl)), options_(std::move(options)) {
     const auto working = static_cast<i64>(options_.rank_of.size()) -
                          std::count(options_.rank_of.begin(), options_.rank_of.end(), kNoRank);
     std::vector<i32> devices(idx(processes.num_ranks()), 0);
@@ -37,13 +39,17 @@ class Nccl : public Transport {
     }
     const OwnStream gpu(options_.device);  // a communicator is for the GPU of the thread that makes it
     for (const i32 queue : options_.queues) {
-      const std::string id = processes.gather(rank_ == 0 ? nccl_->make_id() : "")[0];
-      communicators_[queue] = nccl_->join(id, rank_, processes.num_ranks());
+      const std::string id = processes.gather(processes.rank() == 0 ? nccl_->make_id() : "")[0];
+      communicators_[queue] = nccl_->join(id, processes.rank(), processes.num_ranks());
     }
   }
   ~Nccl() override {
-    if (aborted_) return;
-    for (const auto& [queue, communicator] : communicators_) nccl_->leave(communicator);
+    if (std::uncaught_exceptions() > 0) abort("an error ends this process");
+    if (ends_all_.joinable()) {
+      ends_all_.join();
+    } else {
+      for (const auto& [queue, communicator] : communicators_) nccl_->leave(communicator);
+    }
   }
 
   std::string name() const override { return "nccl"; }
@@ -61,63 +67,101 @@ class Nccl : public Transport {
              call.expected.size(), out.size());
     check_arrived();
     std::vector<Message> in(out.size());
-    std::vector<Peer> peers;
-    for (std::size_t i = 0; i < out.size(); ++i) {
-      if (call.participants[i] == call.self) {
-        in[i] = std::move(out[i]);
-      } else {
-        peers.push_back({.index = i,
-                         .rank = options_.rank_of[idx(call.participants[i])],
-                         .out = make_parcel(call, std::move(out[i]), options_.device),
-                         .in = room_for(call.expected[i], options_.device)});
-      }
+    Traffic traffic = make_traffic(call, out, in);
+    launch(call, traffic);
+    Arrived arrived = await(call, traffic);
+    for (std::size_t p = 0; p < traffic.peers.size(); ++p) {
+      Message& message = in[traffic.peers[p]];
+      if (arrived.event == nullptr) message = arrived.message(p);
+      message.tensors = std::move(traffic.in.tensors[p]);
     }
-    launch(call, peers);
-    std::vector<at::Tensor> rests;  // on the host as soon as the event has passed
-    for (const Peer& peer : peers) rests.push_back(start_to_host(peer.in.rest));
-    const bool for_host = std::any_of(call.expected.begin(), call.expected.end(), is_for_host);
-    const EventPtr arrived = for_host ? nullptr : nccl_->record(options_.device);
-    if (arrived == nullptr) wait_for_stream(call, peers);
-    for (std::size_t p = 0; p < peers.size(); ++p) {
-      Peer& peer = peers[p];
-      const std::string where = place_of(call, call.participants[peer.index]);
-      if (arrived == nullptr) {
-        in[peer.index] = message_of(stamp_of(call), rests[p], std::move(peer.in.tensors), where);
-      } else {
-        in[peer.index].tensors = std::move(peer.in.tensors);
-        check_later({stamp_of(call), where, rests[p], arrived});
-      }
-    }
+    if (arrived.event != nullptr && !arrived.rests.empty()) check_later(std::move(arrived));
     return in;
   }
 
   void check_health() override {
     const std::lock_guard lock(mutex_);
     if (aborted_) return;
-    for (const auto& [queue, communicator] : communicators_) nccl_->check(communicator);
+    for (const auto& each : communicators_) check(each.second);
   }
 
   /// A launch that is inside NCCL uses the communicators: it has a moment to come out before they are freed.
   /// One that waits there for a peer comes out only when they are.
   void abort(const std::string& reason) override {
-    std::unique_lock lock(mutex_);
-    if (aborted_) return;
-    aborted_ = true;
-    reason_ = reason;
-    changed_.notify_all();
-    changed_.wait_for(lock, std::chrono::duration<double>(options_.abort_patience),
-                      [&] { return num_launching_ == 0; });
-    for (const auto& [queue, communicator] : communicators_) nccl_->abort(communicator);
+    {
+      const std::lock_guard lock(mutex_);
+      if (aborted_) return;
+      aborted_ = true;
+      reason_ = reason;
+      changed_.notify_all();
+    }
+    if (!nccl_failed_) processes_.tell_error(reason);
+    // Said now: NCCL may not come back.
+    std::cerr << fmt::format("rank {}: transfers are aborted: {}", processes_.rank(), reason) << std::endl;
+    ends_all_ = std::thread([this] { end_communicators(); });
   }
 
   std::vector<AwaitedMessage> awaited() const override { return awaited_.all(); }
 
  private:
-  struct Peer {
-    std::size_t index;  ///< among the participants
-    i32 rank;
-    Parcel out, in;
+  /// Messages of an exchange to and from other processes.
+  struct Traffic {
+    std::vector<std::size_t> peers;  ///< their positions among the participants
+    std::vector<i32> ranks;          ///< [peers]
+    Parcels out, in;                 ///< [peers]
+    bool for_host = false;           ///< the host has to read some of them
+
+    bool empty() const { return out.rests.empty() && in.rests.empty(); }
   };
+
+  /// What of the messages of an exchange is on the host, or will be when the event has passed.
+  struct Arrived {
+    Stamp stamp;
+    std::string exchange;         ///< for errors
+    std::vector<DeviceId> peers;  ///< [peers]
+    Rests rests;
+    EventPtr event;  ///< null: they have come
+
+    /// Throws TransportError when it is of another op or step.
+    Message message(std::size_t peer) const {
+      return message_of(stamp, rests, peer, fmt::format("{} from device {}", exchange, peers[peer]));
+    }
+  };
+
+  /// The own message goes to `in`.
+  Traffic make_traffic(const ExchangeCall& call, std::vector<Message>& out, std::vector<Message>& in) const {
+    Traffic traffic;
+    std::vector<Message> to_peers;
+    std::vector<MessageShape> expected;
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      if (call.participants[i] == call.self) {
+        in[i] = std::move(out[i]);
+        continue;
+      }
+      traffic.peers.push_back(i);
+      traffic.ranks.push_back(options_.rank_of[idx(call.participants[i])]);
+      to_peers.push_back(std::move(out[i]));
+      expected.push_back(call.expected[i]);
+    }
+    traffic.for_host = std::any_of(expected.begin(), expected.end(), is_for_host);
+    const Travel travel = options_.tells_ready ? Travel::kAll : Travel::kContent;
+    traffic.out = make_parcels(call, std::move(to_peers), travel, options_.device);
+    at::Tensor& rests = traffic.out.rests.bytes;
+    if (!traffic.out.rests.empty()) rests = nccl_->to_device(rests, options_.device);
+    traffic.in = room_for(expected, travel, options_.device);
+    return traffic;
+  }
+
+  /// Waits for the messages only if the host has to read them.
+  Arrived await(const ExchangeCall& call, Traffic& traffic) {
+    Arrived out{stamp_of(call), fmt::format("device {} {}", call.self, call.name), {}, traffic.in.rests, {}};
+    for (const std::size_t peer : traffic.peers) out.peers.push_back(call.participants[peer]);
+    if (traffic.empty()) return out;
+    if (!traffic.in.rests.empty()) out.rests.bytes = nccl_->start_to_host(traffic.in.rests.bytes);
+    if (!traffic.for_host) out.event = nccl_->record(options_.device);
+    if (out.event == nullptr) wait_for_stream(call, traffic);
+    return out;
+  }
 
   /// The right to launch, which goes around in the order of turns.
   class Turn {
@@ -145,10 +189,6 @@ class Nccl : public Transport {
     return found->second;
   }
 
-  std::string place_of(const ExchangeCall& call, DeviceId peer) const {
-    return fmt::format("device {} {} from device {}", call.self, call.name, peer);
-  }
-
   /// The time in which a lane is inside NCCL. None begins after an abort.
   class Launching {
    public:
@@ -170,36 +210,55 @@ class Nccl : public Transport {
   };
 
   /// Empty tensors do not travel: NCCL sends no nothing.
-  void launch(const ExchangeCall& call, const std::vector<Peer>& peers) {
+  void launch(const ExchangeCall& call, const Traffic& traffic) {
     const NcclApi::Communicator communicator = communicator_of(call);
     void* const stream = stream_handle(options_.device);
     const Turn turn(*this, call);
+    if (traffic.empty()) return;
     const Launching launching(*this, call);
+    with_nccl([&] { launch_group(traffic, communicator, stream); });
+  }
+
+  void launch_group(const Traffic& traffic, NcclApi::Communicator communicator, void* stream) {
     nccl_->begin_group();
-    for (const Peer& peer : peers) {
-      const auto send = [&](const at::Tensor& tensor) {
-        if (tensor.numel() > 0)
-          nccl_->send(tensor.const_data_ptr(), static_cast<i64>(tensor.nbytes()), peer.rank, communicator,
-                      stream);
+    for (std::size_t p = 0; p < traffic.peers.size(); ++p) {
+      const i32 rank = traffic.ranks[p];
+      const auto send = [&](const void* data, i64 bytes) {
+        if (bytes > 0) nccl_->send(data, bytes, rank, communicator, stream);
       };
-      const auto receive = [&](const at::Tensor& tensor) {
-        if (tensor.numel() > 0)
-          nccl_->receive(tensor.mutable_data_ptr(), static_cast<i64>(tensor.nbytes()), peer.rank,
-                         communicator, stream);
+      const auto receive = [&](void* data, i64 bytes) {
+        if (bytes > 0) nccl_->receive(data, bytes, rank, communicator, stream);
       };
-      send(peer.out.rest), receive(peer.in.rest);
-      for (const at::Tensor& tensor : peer.out.tensors) send(tensor);
-      for (const at::Tensor& tensor : peer.in.tensors) receive(tensor);
+      send(traffic.out.rests.data(p), traffic.out.rests.size(p));
+      receive(traffic.in.rests.data(p), traffic.in.rests.size(p));
+      for (const at::Tensor& tensor : traffic.out.tensors[p])
+        send(tensor.const_data_ptr(), static_cast<i64>(tensor.nbytes()));
+      for (const at::Tensor& tensor : traffic.in.tensors[p])
+        receive(tensor.mutable_data_ptr(), static_cast<i64>(tensor.nbytes()));
     }
     nccl_->end_group();
   }
 
+  /// An error of NCCL may come from a rank that is gone; others are this rank's own.
+  template <class F>
+  void with_nccl(F&& call) {
+    try {
+      call();
+    } catch (const TransportError&) {
+      nccl_failed_ = true;
+      throw;
+    }
+  }
+  void check(NcclApi::Communicator communicator) {
+    with_nccl([&] { nccl_->check(communicator); });
+  }
+
   /// A kernel of NCCL whose peer is gone never ends: this looks after failures while it waits.
-  void wait_for_stream(const ExchangeCall& call, std::vector<Peer>& peers) {
+  void wait_for_stream(const ExchangeCall& call, Traffic& traffic) {
     std::vector<std::unique_ptr<AwaitedList::Entry>> waits;
-    for (const Peer& peer : peers) {
+    for (const std::size_t peer : traffic.peers) {
       waits.push_back(std::make_unique<AwaitedList::Entry>(
-          awaited_, AwaitedMessage{call.self, call.op, call.participants[peer.index]}));
+          awaited_, AwaitedMessage{call.self, call.op, call.participants[peer]}));
     }
     try {
       const NcclApi::Communicator communicator = communicator_of(call);
@@ -207,7 +266,7 @@ class Nccl : public Transport {
         {
           const std::lock_guard lock(mutex_);
           stop_if_aborted(call);
-          nccl_->check(communicator);
+          check(communicator);
         }
         std::this_thread::sleep_for(kNap);
       }
@@ -216,37 +275,63 @@ class Nccl : public Transport {
     } catch (...) {
       // What was launched may still read and write this memory until the communicators are given back.
       const std::lock_guard lock(mutex_);
-      abandoned_.push_back(std::move(peers));
+      abandoned_.push_back(std::move(traffic));
       throw;
     }
   }
 
-  /// The stamp of a message that nobody waited for, on its way to the host.
-  struct Stamped {
-    Stamp stamp;
-    std::string where;
-    at::Tensor rest;
-    EventPtr arrived;
-  };
-
-  void check_later(Stamped stamped) {
+  void check_later(Arrived messages) {
     const std::lock_guard lock(stamps_mutex_);
-    unchecked_.push_back(std::move(stamped));
+    unchecked_.push_back(std::move(messages));
   }
 
-  /// Looks at the stamps that have come by now. Throws TransportError when one is of another op or step. All
-  /// of a step have come when its norm is told, before anything is updated.
+  /// Looks at the stamps that have come by now. All of a step have come when its norm is told, before
+  /// anything is updated.
   void check_arrived() {
     const std::lock_guard lock(stamps_mutex_);
     for (auto each = unchecked_.begin(); each != unchecked_.end();) {
-      if (!each->arrived->has_passed()) {
+      if (!each->event->has_passed()) {
         ++each;
         continue;
       }
-      const Stamped stamped = std::move(*each);
+      const Arrived messages = std::move(*each);
       each = unchecked_.erase(each);
-      message_of(stamped.stamp, stamped.rest, {}, stamped.where);
+      for (std::size_t p = 0; p < messages.peers.size(); ++p) messages.message(p);
     }
+  }
+
+  /// Work of the thread of an abort. Freeing a communicator may wait for the kernels of the others, so all
+  /// are aborted at the same time, and no lock is held.
+  void end_communicators() {
+    const auto within = [&](Seconds limit, auto condition) {
+      std::unique_lock lock(mutex_);
+      return changed_.wait_for(lock, std::chrono::duration<double>(limit), condition);
+    };
+    within(options_.abort_patience, [&] { return num_launching_ == 0; });
+    std::size_t num_ended = 0;
+    std::vector<std::thread> threads;
+    for (const auto& each : communicators_) {
+      threads.emplace_back([this, communicator = each.second, &num_ended] {
+        nccl_->abort(communicator);
+        const std::lock_guard lock(mutex_);
+        ++num_ended;
+        changed_.notify_all();
+      });
+    }
+    const bool all_ended = within(options_.abort_limit,
+                                  [&] { return num_ended == communicators_.size() && num_launching_ == 0; });
+    if (!all_ended) end_without_nccl();
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  [[noreturn]] void end_without_nccl() const {
+    std::cerr << fmt::format(
+                     "rank {}: NCCL has not ended its transfers {:.3g} s after their abort: this process "
+                     "ends without it",
+                     processes_.rank(), options_.abort_limit)
+              << std::endl;
+    processes_.abort({.code = 1, .text = reason_, .of_transfer = true});
+    __builtin_unreachable();
   }
 
   /// The caller holds mutex_.
@@ -255,20 +340,22 @@ class Nccl : public Transport {
       fail<TransportError>(fmt::format("device {} {}", call.self, call.name), "was aborted: {}", reason_);
   }
 
-  i32 rank_;
+  const Processes& processes_;
   std::unique_ptr<NcclApi> nccl_;
   NcclOptions options_;
   std::map<i32, NcclApi::Communicator> communicators_;  // by queue
   AwaitedList awaited_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::vector<Peer>> abandoned_;
+  std::vector<Traffic> abandoned_;
   std::mutex stamps_mutex_;
-  std::list<Stamped> unchecked_;
+  std::list<Arrived> unchecked_;
   i64 next_turn_ = 0;
   i32 num_launching_ = 0;  ///< lanes inside NCCL
   bool aborted_ = false;
+  std::atomic<bool> nccl_failed_ = false;
   std::string reason_;
+  std::thread ends_all_;  ///< that of an abort
 };
 
 }  // namespace

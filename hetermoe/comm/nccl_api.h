@@ -4,6 +4,7 @@
 
 #include "hetermoe/base/types.h"
 #include "hetermoe/device/accelerator.h"
+#include "hetermoe/device/host_copy.h"
 #include "hetermoe/device/stream.h"
 
 namespace hetermoe {
@@ -31,9 +32,16 @@ class NcclApi {
   virtual bool has_ended(c10::Device device) { return stream_has_ended(device); }
   /// An event after that; null where nothing can be launched without waiting for it.
   virtual EventPtr record(c10::Device device) { return record_event(device); }
+  /// A tensor of the host on the device, and one of the device on the host after what this thread launched.
+  /// Neither waits.
+  virtual at::Tensor to_device(const at::Tensor& tensor, c10::Device device) {
+    return hetermoe::to_device(tensor, device);
+  }
+  virtual at::Tensor start_to_host(const at::Tensor& tensor) { return hetermoe::start_to_host(tensor); }
   /// Throws when the communicator failed in the background: a peer or a link is gone.
   virtual void check(Communicator communicator) = 0;
-  /// Ends a communicator whatever it is doing; launches that wait return with an error.
+  /// Ends a communicator whatever it is doing; launches that wait return with an error. May be called by any
+  /// thread. May wait for transfers of other communicators, and so until these are aborted as well.
   virtual void abort(Communicator communicator) = 0;
   /// Ends a communicator on which nothing is under way.
   virtual void leave(Communicator communicator) = 0;

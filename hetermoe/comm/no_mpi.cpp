@@ -12,7 +12,7 @@ MpiJob::MpiJob() {
 }
 MpiJob::~MpiJob() = default;
 std::vector<std::string> MpiJob::gather(const std::string& text) const { return {text}; }
-void MpiJob::abort(int code) const { std::exit(code); }
+void MpiJob::abort(const Ending& ending) const { std::exit(ending.code); }
 
 std::unique_ptr<Transport> make_mpi_transport(const Processes&, std::vector<i32>, MpiOptions) {
   fail<TransportError>("mpi", "this build has no MPI");

@@ -237,7 +237,11 @@ std::vector<PairTimes> measure_pairs(const Processes& processes, Transport& tran
       break;
   }
   const std::map<Pair, Heard> all = gather_heard(processes, mine, options);
-  transport.abort("the preflight is over");
+  std::vector<std::string> silent;
+  for (const auto& [pair, heard] : all) {
+    if (heard.seconds.empty()) silent.push_back(fmt::format("{} - {}", pair.first, pair.second));
+  }
+  if (!silent.empty()) transport.abort(fmt::format("no answer between devices {}", fmt::join(silent, ", ")));
   std::vector<PairTimes> pairs;
   for (const auto& [pair, heard] : all) {
     const i32 a = rank_of[idx(pair.first)], b = rank_of[idx(pair.second)];

@@ -36,8 +36,8 @@ struct PairTimes {
 };
 
 /// Exchanges messages between all pairs; disjoint pairs at the same time. Collective: every process runs the
-/// devices that rank_of gives it. The transport is aborted at the end and serves no more. Where exchanges
-/// take turns, pairs that come after a dead one are not tried, and not in the result.
+/// devices that rank_of gives it. If a pair is dead, the transport is aborted at the end and serves no more.
+/// Where exchanges take turns, pairs that come after a dead one are not tried, and not in the result.
 std::vector<PairTimes> measure_pairs(const Processes& processes, Transport& transport,
                                      const std::vector<i32>& rank_of, const PreflightOptions& options);
 

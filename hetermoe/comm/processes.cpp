@@ -1,6 +1,9 @@
 #include "hetermoe/comm/processes.h"
 
+#include <chrono>
 #include <cstdlib>
+#include <iostream>
+#include <thread>
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/numbers.h"
@@ -38,11 +41,20 @@ i32 Processes::local_rank() const {
   return rank();
 }
 
-void Processes::abort(int code) const { std::_Exit(code); }
+void Processes::abort(const Ending& ending) const { std::_Exit(ending.code); }
 
 std::string environment_variable(const std::string& name) {
   const char* value = std::getenv(name.c_str());
   return value != nullptr ? value : "";
+}
+
+void end_run(const Processes& processes, const std::exception& error, int code) {
+  // What is wrong for all ranks is said once: rank 0 has the first word.
+  if (processes.rank() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  std::cerr << fmt::format("rank {}: {}", processes.rank(), error.what()) << std::endl;
+  const bool of_transfer = dynamic_cast<const TransportError*>(&error) != nullptr;
+  processes.abort({.code = code, .text = error.what(), .of_transfer = of_transfer});
+  __builtin_unreachable();
 }
 
 void check_alike(const Processes& processes, const std::string& mine, const std::string& hint) {

@@ -1,4 +1,5 @@
 #pragma once
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -16,6 +17,13 @@ struct LostProcess {
 };
 /// Whether the run goes on without that process. Called on a thread of its own; must be quick and not throw.
 using TakeLost = std::function<bool(const LostProcess&)>;
+
+/// Why a process ends the run.
+struct Ending {
+  int code = 1;              ///< exit code of all processes
+  std::string text{};        ///< the error; the other processes repeat it
+  bool of_transfer = false;  ///< a transfer failed, so another process may be dead: if so, all name that one
+};
 
 /// The processes of one run: this one alone, or those that a launcher started (mpirun, srun, torchrun).
 ///
@@ -39,8 +47,12 @@ class Processes {
   /// process ends. All processes must answer alike. Only those that meet at a store hear of it: mpirun ends
   /// all by itself.
   virtual void on_lost(TakeLost /*take*/) const {}
-  /// Ends all processes of the run.
-  [[noreturn]] virtual void abort(int code) const;
+  /// Tells the others that this process met an error of its own and will end the run: who loses a transfer
+  /// with it then names it. Any thread. Only processes that meet at a store hear of it.
+  virtual void tell_error(const std::string& /*text*/) const {}
+  /// Ends all processes of the run. After a failed transfer it may wait a moment for a process to fall
+  /// silent.
+  [[noreturn]] virtual void abort(const Ending& ending) const;
   bool alone() const { return num_ranks() == 1; }
 };
 
@@ -50,6 +62,9 @@ inline constexpr i32 kMaxRanks = 1 << 20;
 /// The value of an environment variable, empty when it is not set. Only launchers speak to us so.
 using Variables = std::function<std::string(const std::string&)>;
 std::string environment_variable(const std::string& name);
+
+/// Says the error of this process on stderr, and ends all processes of the run with it.
+[[noreturn]] void end_run(const Processes& processes, const std::exception& error, int code);
 
 /// Compares `mine` over all ranks; collective. Throws ConfigError that names the first rank which differs
 /// from rank 0, both texts, and `hint`.

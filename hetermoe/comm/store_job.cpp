@@ -77,9 +77,16 @@ std::vector<std::string> StoreJob::gather(const std::string& text, Seconds limit
 
 void StoreJob::on_lost(TakeLost take) const { watch_->on_lost(std::move(take)); }
 
-void StoreJob::abort(int code) const {
-  watch_->end(fmt::format("[rank {} on {}] ended the run with code {}", address_.rank, host_name(), code),
-              code);
+void StoreJob::tell_error(const std::string& text) const { watch_->tell_error(text); }
+
+void StoreJob::abort(const Ending& ending) const {
+  if (ending.of_transfer) {
+    watch_->await_silence();
+    if (const std::string first = watch_->told_error(); !first.empty()) watch_->end(first, ending.code);
+  }
+  watch_->end(fmt::format("[rank {} on {}] ended the run with code {}{}{}", address_.rank, host_name(),
+                          ending.code, ending.text.empty() ? "" : ": ", ending.text),
+              ending.code);
 }
 
 std::unique_ptr<Processes> join_store(const StoreAddress& address, StoreOptions options) {

@@ -47,7 +47,8 @@ class StoreJob : public Processes {
   /// One thread at a time. Throws TransportError that names ranks which do not come in time or have left.
   std::vector<std::string> gather(const std::string& text) const override;
   void on_lost(TakeLost take) const override;
-  [[noreturn]] void abort(int code) const override;
+  void tell_error(const std::string& text) const override;
+  [[noreturn]] void abort(const Ending& ending) const override;
 
  private:
   void join();

@@ -41,7 +41,8 @@ constexpr TransportKind kKinds[] = {
            return make_nccl_transport(processes, open_nccl(),
                                       {.rank_of = std::move(options.rank_of),
                                        .queues = std::move(options.queues),
-                                       .device = options.device});
+                                       .device = options.device,
+                                       .tells_ready = options.tells_ready});
          }},
 };
 

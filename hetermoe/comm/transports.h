@@ -15,6 +15,7 @@ struct TransportOptions {
   std::vector<i32> rank_of;                   ///< [num_devices] the process of each device, kNoRank = idle
   std::vector<i32> queues;                    ///< those that transfers use, ascending
   c10::Device device = c10::DeviceType::CPU;  ///< of this process: where its messages are
+  bool tells_ready = false;  ///< the receivers of messages need Message::ready, as emulated clocks do
 };
 
 /// A way for messages to travel.

@@ -29,7 +29,6 @@ Watch::Watch(const StoreAddress& address, const StoreOptions& options, std::vect
       names_(std::move(names)),
       store_(std::move(store)),
       beat_(std::min(0.5, options.silence / 20)),
-      silent_rounds_(static_cast<i64>(0.7 * options.silence / beat_)),
       ranks_(idx(address.num_ranks)) {
   talker_ = std::thread([this] { talk(); });
   judge_ = std::thread([this] { judge(); });
@@ -71,6 +70,34 @@ void Watch::on_lost(TakeLost take) {
   take_lost_ = std::move(take);
 }
 
+void Watch::tell_error(const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  error_ = text;
+}
+
+std::string Watch::told_error() {
+  const std::lock_guard lock(mutex_);
+  return error_of_others();
+}
+
+/// A sign of life is a number that grows. Behind it may stand an error.
+std::string Watch::error_of_others() const {
+  for (std::size_t r = 0; r < ranks_.size(); ++r) {
+    const std::size_t end = ranks_[r].sign.find('\n');
+    if (static_cast<i32>(r) != address_.rank && end != std::string::npos)
+      return fmt::format("[{}] failed: {}", names_[r], ranks_[r].sign.substr(end + 1));
+  }
+  return "";
+}
+
+void Watch::await_silence() {
+  std::unique_lock lock(mutex_);
+  transfer_failed_ = true;
+  // The rank may have died just now, and its last sign of life is heard a beat later.
+  changed_.wait_for(lock, to_milliseconds(1.5 * silence()),
+                    [&] { return stop_ || !error_of_others().empty(); });
+}
+
 void Watch::end(const std::string& text, int code) {
   claim_end();
   {
@@ -96,8 +123,9 @@ void Watch::talk() {
     for (i64 beat = 1; !stop_; ++beat) {
       const bool leave = leaving_;
       const std::string last_words = to_tell_;
+      const std::string life = std::to_string(beat) + (error_.empty() ? "" : "\n" + error_);
       lock.unlock();
-      if (!tell(beat, leave, last_words)) return;
+      if (!tell(life, leave, last_words)) return;
       const auto [signs, end] = hear();
       lock.lock();
       note(signs, end);
@@ -112,10 +140,10 @@ void Watch::talk() {
 
 /// Shows a sign of life, or that this rank leaves. false: there is no more to say or to hear. Only who holds
 /// the store waits for the others. For all others it may be gone or stand still from now on.
-bool Watch::tell(i64 beat, bool leave, const std::string& last_words) {
+bool Watch::tell(const std::string& life, bool leave, const std::string& last_words) {
   if (!last_words.empty()) store_->set_first(kEnd, last_words);
   const std::string last_sign = ending_ ? kEnded : kLeft;
-  store_->set(key(address_.rank), leave ? last_sign : std::to_string(beat));
+  store_->set(key(address_.rank), leave ? last_sign : life);
   if (!leave) return true;
   const std::lock_guard lock(mutex_);
   told_leave_ = true;
@@ -172,9 +200,9 @@ std::optional<Watch::Verdict> Watch::next_verdict() {
   if (told_leave_ && !holds_store()) return {};
   const bool heard = std::exchange(num_heard_, 0) > 0;
   unheard_rounds_ = heard ? 0 : unheard_rounds_ + 1;
-  if (!lost_.empty() || unheard_rounds_ > silent_rounds_) {
+  if (!lost_.empty() || unheard_rounds_ > silent_rounds()) {
     const std::string why =
-        lost_.empty() ? fmt::format("has not answered for {:.3g} s", options_.silence) : "is gone: " + lost_;
+        lost_.empty() ? fmt::format("has not answered for {:.3g} s", silence()) : "is gone: " + lost_;
     return Verdict{fmt::format("[{}] is dead or cut off: its store {}", store_name(), why)};
   }
   if (!heard) return {};  // that is not the fault of the others
@@ -183,8 +211,8 @@ std::optional<Watch::Verdict> Watch::next_verdict() {
     ++ranks_[r].silent_rounds;
     if (is_silent(r)) {
       return Verdict{
-          fmt::format("[{}] is dead or cut off: no sign of life for {:.3g} s", names_[r], options_.silence),
-          1, false, static_cast<i32>(r)};
+          fmt::format("[{}] is dead or cut off: no sign of life for {:.3g} s", names_[r], silence()), 1,
+          false, static_cast<i32>(r)};
     }
   }
   return {};

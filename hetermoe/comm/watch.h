@@ -42,6 +42,16 @@ class Watch {
   /// call that goes on.
   void on_lost(TakeLost take);
 
+  /// Tells the others, with each sign of life from now on, that this rank met an error of its own.
+  void tell_error(const std::string& text);
+  /// The error that another rank has told, with its name. Empty = none has told one.
+  std::string told_error();
+
+  /// A transfer failed, so another rank may be dead. From now on a quarter of the usual silence is a death.
+  /// If a rank falls silent, this process ends and names it; else the call returns after a moment. It
+  /// returns at once if a rank has told its error.
+  void await_silence();
+
   /// Ends this process, and tells the others to end with the same words.
   [[noreturn]] void end(const std::string& text, int code);
 
@@ -58,10 +68,14 @@ class Watch {
     i32 lost = -1;       ///< the rank that fell silent, -1 = none
   };
 
-  bool is_silent(std::size_t rank) const { return ranks_[rank].silent_rounds > silent_rounds_; }
+  Seconds silence() const { return transfer_failed_ ? 0.25 * options_.silence : options_.silence; }
+  /// More rounds without a sign of life are a death.
+  i64 silent_rounds() const { return static_cast<i64>(0.7 * silence() / beat_); }
+  bool is_silent(std::size_t rank) const { return ranks_[rank].silent_rounds > silent_rounds(); }
   bool all_ended() const;
   void talk();
-  bool tell(i64 beat, bool leave, const std::string& last_words);
+  bool tell(const std::string& life, bool leave, const std::string& last_words);
+  std::string error_of_others() const;
   std::pair<std::vector<std::string>, std::string> hear() const;
   void note(const std::vector<std::string>& signs, const std::string& end);
   void judge();
@@ -76,13 +90,13 @@ class Watch {
   const std::vector<std::string> names_;
   const std::unique_ptr<KeyStore> store_;  ///< the talker's own, which alone may get stuck in it
   const Seconds beat_;
-  const i64 silent_rounds_;  ///< more of them are a death
   std::atomic<bool> ending_ = false;
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool stop_ = false, leaving_ = false, told_leave_ = false;
+  bool stop_ = false, leaving_ = false, told_leave_ = false, transfer_failed_ = false;
   std::vector<Rank> ranks_;
   i64 num_heard_ = 0, unheard_rounds_ = 0;
+  std::string error_;          ///< of this rank
   std::string to_tell_, end_;  ///< how the run ends, from here and from the store
   std::mutex take_mutex_;      ///< held while it is called
   TakeLost take_lost_;

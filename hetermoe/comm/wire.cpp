@@ -106,16 +106,12 @@ void check_stamp(const Stamp& got, const Stamp& expected, const std::string& whe
                        text(got), text(expected));
 }
 
-namespace {
-
 MessageShape shape_of(const Message& message) {
   MessageShape shape{.numbers = message.numbers.size(), .values = message.values.size(), .tensors = {}};
   for (const at::Tensor& tensor : message.tensors)
     shape.tensors.push_back({tensor.scalar_type(), tensor.sizes().vec()});
   return shape;
 }
-
-}  // namespace
 
 std::vector<char> to_bytes(const Stamp& stamp, const Message& message) {
   Writer out;

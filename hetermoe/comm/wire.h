@@ -23,6 +23,8 @@ Stamp stamp_from(i64 step, i64 exchange_number);
 /// Throws TransportError with both stamps when they differ. `where` names the peer.
 void check_stamp(const Stamp& got, const Stamp& expected, const std::string& where);
 
+MessageShape shape_of(const Message& message);
+
 std::vector<char> to_bytes(const Stamp& stamp, const Message& message);
 /// How many bytes to_bytes() makes of a message of this shape.
 i64 wire_bytes(const MessageShape& shape);

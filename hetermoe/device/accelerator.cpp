@@ -26,8 +26,13 @@ std::filesystem::path cuda_library() {
   return cpu.parent_path() / "libtorch_cuda.so";
 }
 
+/// Streams of a GPU share its hardware queues, 8 unless told otherwise. A wait at the head of a queue holds
+/// the other streams in it, and a run has a stream for each of its lanes. CUDA reads this when it starts.
+void ask_for_hardware_queues() { ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0); }
+
 /// Nothing may ask libtorch about CUDA before: it remembers the answer.
 std::string try_to_open_cuda() {
+  ask_for_hardware_queues();
   const std::filesystem::path library = cuda_library();
   const bool exists = std::filesystem::exists(library);
   if (exists && dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL) != nullptr)

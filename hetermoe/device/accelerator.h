@@ -13,7 +13,8 @@
 // library is opened at run time, so that one program runs with GPUs and without.
 namespace hetermoe {
 
-/// Opens libtorch's CUDA library, once. Returns why that failed; empty = it is open.
+/// Opens libtorch's CUDA library, once. Returns why that failed; empty = it is open. GPUs get 32 hardware
+/// queues unless CUDA_DEVICE_MAX_CONNECTIONS is set.
 const std::string& open_cuda();
 
 /// GPUs that this process may use; 0 without a driver or without libtorch's CUDA library.

@@ -286,7 +286,7 @@ void Executor::guard(const Lane& lane, const LaneOp& item, const std::function<v
     const DeviceId device = device_of(lane.id);
     const std::string where = fmt::format("device {} ({}) {}", device, context_.cluster.device_name(device),
                                           to_string(context_.schedule.ops[idx(item.op)]));
-    poison(where, with_place(where));
+    poison(with_place(where));
   }
 }
 
@@ -427,21 +427,6 @@ void Executor::finish_op(Lane& lane, const LaneOp& item, Seconds end) {
   device.done[idx(item.op)] = lane.step;
   ++ops_ended_;
   device.changed.notify_all();
-}
-
-void Executor::poison(const std::string& where, std::exception_ptr error) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (error_) return;
-    error_ = error;
-    poisoned_ = true;
-  }
-  for (std::unique_ptr<DeviceLanes>& device : devices_) {
-    const std::lock_guard lock(device->mutex);
-    device->changed.notify_all();
-  }
-  transport_.abort(where);
-  host_links_->abort(where);
 }
 
 }  // namespace hetermoe

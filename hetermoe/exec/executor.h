@@ -186,7 +186,7 @@ class Executor {
                    std::span<const DeviceId> participants);
   void keep_until_read(Lane& lane, std::vector<Message> in);
   void finish_op(Lane& lane, const LaneOp& item, Seconds end);
-  void poison(const std::string& where, std::exception_ptr error);
+  void poison(std::exception_ptr error);
   void wait_for_lanes(i64 step);
   void report_hang(Seconds quiet);
   std::string hang_report() const;

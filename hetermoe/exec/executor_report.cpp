@@ -9,15 +9,41 @@
 #include "hetermoe/exec/executor.h"
 #include "hetermoe/sim/simulator.h"
 
-// What an executor tells of a step: results, times, loads, and where it hangs.
+// What an executor tells of a step: results, times, loads, its first error, and where it hangs.
 namespace hetermoe {
+namespace {
+
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& exception) {
+    return exception.what();
+  }
+}
+
+}  // namespace
+
+void Executor::poison(std::exception_ptr error) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (error_) return;
+    error_ = error;
+    poisoned_ = true;
+  }
+  for (std::unique_ptr<DeviceLanes>& device : devices_) {
+    const std::lock_guard lock(device->mutex);
+    device->changed.notify_all();
+  }
+  transport_.abort(text_of(error));
+  host_links_->abort(text_of(error));
+}
 
 /// The first time the step fails; a lane that even then stays in its op cannot be stopped, so that is said
 /// aloud.
 void Executor::report_hang(Seconds quiet) {
   const std::string report = fmt::format("no op ended for {:.3g} s. Each lane:\n{}", quiet, hang_report());
   if (!poisoned_) {
-    poison("watchdog", std::make_exception_ptr(TransportError("[watchdog] " + report)));
+    poison(std::make_exception_ptr(TransportError("[watchdog] " + report)));
   } else {
     fmt::print(stderr, "[watchdog] the step failed, but some lanes do not leave their op: {}", report);
   }

@@ -99,6 +99,10 @@ TEST(Doctor, TellsHowFastThisProcessorIs) {
   EXPECT_TRUE(contains(run_hetermoe({"doctor"}).out, "products fp32 "));
 }
 
+TEST(Doctor, TellsHowManyHardwareQueuesAGpuGets) {
+  EXPECT_EQ(json_of({"doctor", "--json"}).at("gpu").at("hardware_queues"), "32");
+}
+
 TEST(Doctor, FindsItsConfigurations) {
   const Json json = json_of({"doctor", "--json"});
   EXPECT_EQ(json.at("hetermoe"), version());

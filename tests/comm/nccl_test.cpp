@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/comm/wire.h"
 #include "hetermoe/ops/op_row.h"
 #include "tests/support/error_of.h"
 #include "tests/support/fake_nccl.h"
@@ -31,19 +32,24 @@ NcclOptions on_cpu(i32 num_devices) {
           .abort_patience = 0.1};
 }
 
+struct RanksOptions {
+  bool is_lazy = false, has_events = false;  ///< of FakeNccl
+  bool tells_ready = false;
+};
+
 /// Runs `work` of every rank in a thread of its own.
-void run_ranks(NcclWorld& world, const std::function<void(i32, Transport&)>& work, bool is_lazy = false,
-               bool has_events = false) {
+void run_ranks(NcclWorld& world, const std::function<void(i32, Transport&)>& work, RanksOptions how = {}) {
   const auto num_ranks = static_cast<i32>(world.launches.size());
   std::vector<std::thread> threads;
   for (i32 rank = 0; rank < num_ranks; ++rank) {
     threads.emplace_back([&, rank] {
       const RankThread processes(world, rank);
       auto nccl = std::make_unique<FakeNccl>(world, rank);
-      nccl->is_lazy = is_lazy;
-      nccl->has_events = has_events;
-      const std::unique_ptr<Transport> transport =
-          make_nccl_transport(processes, std::move(nccl), on_cpu(num_ranks));
+      nccl->is_lazy = how.is_lazy;
+      nccl->has_events = how.has_events;
+      NcclOptions options = on_cpu(num_ranks);
+      options.tells_ready = how.tells_ready;
+      const std::unique_ptr<Transport> transport = make_nccl_transport(processes, std::move(nccl), options);
       work(rank, *transport);
       processes.gather("done");
     });
@@ -51,13 +57,12 @@ void run_ranks(NcclWorld& world, const std::function<void(i32, Transport&)>& wor
   for (std::thread& thread : threads) thread.join();
 }
 
-const std::vector<MessageShape> kEmptyMessages(2);
+const std::vector<MessageShape> kNumbers(2, {.numbers = 1, .values = 0, .tensors = {}});
 
-MessageShape shape_of(const Message& message) {
-  MessageShape shape = {.numbers = message.numbers.size(), .values = message.values.size(), .tensors = {}};
-  for (const at::Tensor& tensor : message.tensors)
-    shape.tensors.push_back({tensor.scalar_type(), tensor.sizes().vec()});
-  return shape;
+std::vector<Message> two_numbers() {
+  std::vector<Message> out(2);
+  for (Message& message : out) message.numbers = {7};
+  return out;
 }
 
 Message full_message(i32 from, i32 to) {
@@ -125,23 +130,22 @@ std::vector<std::string> errors_without_waits(const std::vector<OpId>& ops_of_ra
   NcclWorld world(2);
   Gate launched;
   std::vector<std::string> errors(2);
-  run_ranks(
-      world,
-      [&](i32 rank, Transport& transport) {
-        errors[idx(rank)] = error_of<TransportError>([&] {
-          transport.begin_step();
-          if (rank == 1) launched.wait();
-          std::vector<std::vector<Message>> got;
-          for (i64 turn = 0; turn < 3; ++turn)
-            got.push_back(exchange_tensors(transport, rank, turn,
-                                           rank == 0 ? static_cast<OpId>(turn) : ops_of_rank_1[idx(turn)]));
-          launched.open();
-          const at::Tensor& last = got[2][idx(1 - rank)].tensors[0];
-          last.zero_();
-          while (last[0].item<i64>() != 10 * (1 - rank) + 2) transport.begin_step();
-        });
-      },
-      true, true);
+  run_ranks(world,
+            [&](i32 rank, Transport& transport) {
+              errors[idx(rank)] = error_of<TransportError>([&] {
+                transport.begin_step();
+                if (rank == 1) launched.wait();
+                std::vector<std::vector<Message>> got;
+                for (i64 turn = 0; turn < 3; ++turn)
+                  got.push_back(exchange_tensors(
+                      transport, rank, turn, rank == 0 ? static_cast<OpId>(turn) : ops_of_rank_1[idx(turn)]));
+                launched.open();
+                const at::Tensor& last = got[2][idx(1 - rank)].tensors[0];
+                last.zero_();
+                while (last[0].item<i64>() != 10 * (1 - rank) + 2) transport.begin_step();
+              });
+            },
+            {.is_lazy = true, .has_events = true});
   return errors;
 }
 
@@ -159,31 +163,30 @@ TEST(Nccl, ALatePeerDoesNotStopTheTransfersOfOthers) {
   const Deadline deadline(std::chrono::seconds(60));
   NcclWorld world(3);
   Gate second_ended;
-  run_ranks(
-      world,
-      [&](i32 rank, Transport& transport) {
-        const auto meet = [&](DeviceId a, DeviceId b, i32 queue, i64 turn) {
-          const std::vector<DeviceId> both = {a, b};
-          const std::vector<MessageShape> expected(2, shape_of(full_message(1, 1)));
-          std::vector<Message> out(2);
-          for (Message& message : out) message = full_message(1, 1);
-          transport.exchange({0, static_cast<OpId>(queue), "test", rank, both, queue, turn, expected},
-                             std::move(out));
-        };
-        transport.begin_step();
-        if (rank == 1) {
-          second_ended.wait();
-          meet(0, 1, 1, 0);
-        } else if (rank == 2) {
-          meet(0, 2, 2, 0);
-        } else {
-          std::thread first([&] { meet(0, 1, 1, 0); });
-          meet(0, 2, 2, 1);
-          second_ended.open();
-          first.join();
-        }
-      },
-      true);
+  run_ranks(world,
+            [&](i32 rank, Transport& transport) {
+              const auto meet = [&](DeviceId a, DeviceId b, i32 queue, i64 turn) {
+                const std::vector<DeviceId> both = {a, b};
+                const std::vector<MessageShape> expected(2, shape_of(full_message(1, 1)));
+                std::vector<Message> out(2);
+                for (Message& message : out) message = full_message(1, 1);
+                transport.exchange({0, static_cast<OpId>(queue), "test", rank, both, queue, turn, expected},
+                                   std::move(out));
+              };
+              transport.begin_step();
+              if (rank == 1) {
+                second_ended.wait();
+                meet(0, 1, 1, 0);
+              } else if (rank == 2) {
+                meet(0, 2, 2, 0);
+              } else {
+                std::thread first([&] { meet(0, 1, 1, 0); });
+                meet(0, 2, 2, 1);
+                second_ended.open();
+                first.join();
+              }
+            },
+            {.is_lazy = true});
 }
 
 /// The text of the error of each rank.
@@ -207,12 +210,49 @@ TEST(Nccl, AnotherOrderIsNamedAndNobodyHangs) {
   const std::vector<DeviceId> participants = {0, 1};
   const std::vector<std::string> errors = errors_of(world, [&](i32 rank, Transport& transport) {
     const OpId op = rank == 0 ? 17 : 18;
-    transport.exchange({0, op, "dispatch.F", rank, participants, 1, 0, kEmptyMessages},
-                       std::vector<Message>(2));
+    transport.exchange({0, op, "dispatch.F", rank, participants, 1, 0, kNumbers}, two_numbers());
   });
   EXPECT_TRUE(has(errors[0] + errors[1], "do not run the same schedule in the same order"));
   EXPECT_TRUE(has(errors[0] + errors[1], "sent op 18 of step 0, expected op 17 of step 0") ||
               has(errors[0] + errors[1], "sent op 17 of step 0, expected op 18 of step 0"));
+}
+
+/// What rank 0 got from rank 1, who sends an empty tensor and was ready at 2.5.
+Message sent_without_content(NcclWorld& world, bool tells_ready) {
+  Message got;
+  run_ranks(world,
+            [&](i32 rank, Transport& transport) {
+              const std::vector<DeviceId> both = {0, 1};
+              const std::vector<MessageShape> expected(
+                  2, {.numbers = 0, .values = 0, .tensors = {{at::kLong, {0, 3}}}});
+              std::vector<Message> out(2);
+              for (Message& message : out) {
+                message.ready = 2.5;
+                message.tensors.push_back(at::ones({0, 3}, at::kLong));
+              }
+              transport.begin_step();
+              std::vector<Message> in =
+                  transport.exchange({0, 3, "move", rank, both, kMove, 0, expected}, std::move(out));
+              if (rank == 0) got = in[1];
+            },
+            {.tells_ready = tells_ready});
+  return got;
+}
+
+TEST(Nccl, AMessageWithoutContentDoesNotTravel) {
+  const Deadline deadline(std::chrono::seconds(60));
+  NcclWorld world(2);
+  const Message got = sent_without_content(world, false);
+  ASSERT_EQ(got.tensors.size(), 1U);
+  EXPECT_EQ(got.tensors[0].sizes(), (std::vector<i64>{0, 3}));
+  for (const auto& launches : world.launches) EXPECT_TRUE(launches.empty());
+  for (const NcclCopies& copies : world.copies) EXPECT_EQ(copies.to_device + copies.to_host, 0);
+}
+
+TEST(Nccl, OnAnEmulatedClockItTellsWhenItsSenderWasReady) {
+  const Deadline deadline(std::chrono::seconds(60));
+  NcclWorld world(2);
+  EXPECT_EQ(sent_without_content(world, true).ready, 2.5);
 }
 
 TEST(Nccl, ATurnThatNeverComesEndsWithTheAbort) {
@@ -221,8 +261,7 @@ TEST(Nccl, ATurnThatNeverComesEndsWithTheAbort) {
   const std::vector<DeviceId> participants = {0, 1};
   const std::vector<std::string> errors = errors_of(world, [&](i32 rank, Transport& transport) {
     if (rank == 1) fail<DeviceError>("rank 1", "planted fault");
-    transport.exchange({0, 3, "combine.F", rank, participants, 2, 0, kEmptyMessages},
-                       std::vector<Message>(2));
+    transport.exchange({0, 3, "combine.F", rank, participants, 2, 0, kNumbers}, two_numbers());
   });
   EXPECT_TRUE(has(errors[1], "planted fault"));
   EXPECT_FALSE(errors[0].empty());
@@ -246,13 +285,9 @@ std::string aborted_error(NcclWorld& world, std::function<void()> on_launch,
   std::thread lane([&] {
     error = error_of<TransportError>([&] {
       transport->begin_step();
-      transport->exchange({.op = 3,
-                           .name = "combine.F",
-                           .self = 0,
-                           .participants = both,
-                           .queue = 2,
-                           .expected = kEmptyMessages},
-                          std::vector<Message>(2));
+      transport->exchange(
+          {.op = 3, .name = "combine.F", .self = 0, .participants = both, .queue = 2, .expected = kNumbers},
+          two_numbers());
     });
   });
   abort(*transport);
@@ -296,8 +331,8 @@ TEST(Nccl, ALaneDoesNotLaunchAfterAnAbort) {
   const std::vector<DeviceId> both = {0, 1};
   EXPECT_EQ(error_of<TransportError>([&] {
               transport->exchange(
-                  {.name = "norm", .self = 0, .participants = both, .queue = 4, .expected = kEmptyMessages},
-                  std::vector<Message>(2));
+                  {.name = "norm", .self = 0, .participants = both, .queue = 4, .expected = kNumbers},
+                  two_numbers());
             }),
             "[device 0 norm] was aborted: the watchdog");
 }

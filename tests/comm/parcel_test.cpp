@@ -20,48 +20,80 @@ Message mixed_message() {
   return message;
 }
 
-MessageShape mixed_shape() {
-  const Message message = mixed_message();
-  MessageShape shape = {.numbers = message.numbers.size(), .values = message.values.size(), .tensors = {}};
-  for (const at::Tensor& tensor : message.tensors)
-    shape.tensors.push_back({tensor.scalar_type(), tensor.sizes().vec()});
-  return shape;
+/// Of three peers the second has nothing to say.
+std::vector<Message> three_messages() {
+  Message empty;
+  empty.ready = 0.25;
+  empty.tensors = {at::ones({0, 5})};
+  return {mixed_message(), empty, mixed_message()};
 }
 
-TEST(Parcel, ComesBackAsItWasSent) {
-  const Message sent = mixed_message();
-  const Parcel out = make_parcel(kCall, sent, kCpu);
-  Parcel in = room_for(mixed_shape(), kCpu);
-  ASSERT_EQ(in.rest.sizes(), out.rest.sizes());
+std::vector<MessageShape> shapes_of(const std::vector<Message>& messages) {
+  std::vector<MessageShape> shapes;
+  for (const Message& message : messages) shapes.push_back(shape_of(message));
+  return shapes;
+}
+
+void expect_equal(const Message& got, const Message& expected) {
+  EXPECT_EQ(got.numbers, expected.numbers);
+  EXPECT_EQ(got.values, expected.values);
+  EXPECT_EQ(got.ready, expected.ready);
+}
+
+/// As NCCL moves them.
+void move_parcels(const Parcels& out, Parcels& in) {
+  ASSERT_EQ(in.rests.ends, out.rests.ends);
+  in.rests.bytes.copy_(out.rests.bytes);
   ASSERT_EQ(in.tensors.size(), out.tensors.size());
-  in.rest.copy_(out.rest);
-  for (std::size_t t = 0; t < in.tensors.size(); ++t) {
-    EXPECT_TRUE(out.tensors[t].is_contiguous());
-    in.tensors[t].copy_(out.tensors[t]);
+  for (std::size_t p = 0; p < in.tensors.size(); ++p) {
+    ASSERT_EQ(in.tensors[p].size(), out.tensors[p].size());
+    for (std::size_t t = 0; t < in.tensors[p].size(); ++t) {
+      EXPECT_TRUE(out.tensors[p][t].is_contiguous());
+      in.tensors[p][t].copy_(out.tensors[p][t]);
+    }
   }
-  const Message got = message_of(stamp_of(kCall), in.rest, in.tensors, "peer");
-  EXPECT_EQ(got.numbers, sent.numbers);
-  EXPECT_EQ(got.values, sent.values);
-  EXPECT_EQ(got.ready, sent.ready);
-  for (std::size_t t = 0; t < sent.tensors.size(); ++t) {
-    EXPECT_EQ(got.tensors[t].scalar_type(), sent.tensors[t].scalar_type());
-    EXPECT_TRUE(at::equal(got.tensors[t], sent.tensors[t])) << t;
+}
+
+TEST(Parcel, MessagesComeBackAsTheyWereSent) {
+  const std::vector<Message> sent = three_messages();
+  const Parcels out = make_parcels(kCall, sent, Travel::kAll, kCpu);
+  Parcels in = room_for(shapes_of(sent), Travel::kAll, kCpu);
+  move_parcels(out, in);
+  for (std::size_t p = 0; p < sent.size(); ++p) {
+    expect_equal(message_of(stamp_of(kCall), in.rests, p, "peer"), sent[p]);
+    for (std::size_t t = 0; t < in.tensors[p].size(); ++t) {
+      EXPECT_EQ(in.tensors[p][t].scalar_type(), sent[p].tensors[t].scalar_type());
+      EXPECT_TRUE(at::equal(in.tensors[p][t], sent[p].tensors[t])) << t;
+    }
   }
+}
+
+TEST(Parcel, AMessageWithoutContentDoesNotTravelUnlessAllDo) {
+  const std::vector<Message> sent = three_messages();
+  const Parcels out = make_parcels(kCall, sent, Travel::kContent, kCpu);
+  Parcels in = room_for(shapes_of(sent), Travel::kContent, kCpu);
+  EXPECT_EQ(out.rests.size(1), 0);
+  EXPECT_EQ(out.rests.size(0), out.rests.size(2));
+  move_parcels(out, in);
+  expect_equal(message_of(stamp_of(kCall), in.rests, 1, "peer"), {});
+  expect_equal(message_of(stamp_of(kCall), in.rests, 2, "peer"), sent[2]);
+  EXPECT_EQ(make_parcels(kCall, {sent[1]}, Travel::kContent, kCpu).rests.bytes.numel(), 0);
 }
 
 TEST(Parcel, OneOfAnotherOpIsAnError) {
   ExchangeCall other = kCall;
   other.op = 4;
-  const Parcel out = make_parcel(other, mixed_message(), kCpu);
+  const Parcels out = make_parcels(other, {mixed_message()}, Travel::kContent, kCpu);
   const std::string error =
-      error_of<TransportError>([&] { message_of(stamp_of(kCall), out.rest, {}, "peer"); });
+      error_of<TransportError>([&] { message_of(stamp_of(kCall), out.rests, 0, "peer"); });
   EXPECT_NE(error.find("[peer] "), std::string::npos);
   EXPECT_NE(error.find("op 4 of step 7, expected op 3 of step 7"), std::string::npos) << error;
 }
 
 TEST(Parcel, TheHostReadsNumbersAndValuesAlone) {
-  EXPECT_TRUE(is_for_host(mixed_shape()));
-  EXPECT_FALSE(is_for_host({.numbers = 0, .values = 0, .tensors = mixed_shape().tensors}));
+  const MessageShape shape = shape_of(mixed_message());
+  EXPECT_TRUE(is_for_host(shape));
+  EXPECT_FALSE(is_for_host({.numbers = 0, .values = 0, .tensors = shape.tensors}));
 }
 
 }  // namespace

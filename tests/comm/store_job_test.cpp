@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <thread>
@@ -317,6 +318,50 @@ TEST(StoreJob, ARankThatStandsStillIsDead) {
 
 TEST(StoreJob, AStoreThatStandsStillIsDead) {
   hit(0, SIGSTOP, here(0) + " is dead or cut off: its store has not answered for 8 s");
+}
+
+/// Rank 2 of four dies. Its peers in a transfer meet that at once, long before its silence is a death: they
+/// must not take each other for the one that died.
+void kill_in_transfer(const std::vector<int>& peers) {
+  Ranks ranks(4, kShort);
+  for (int r = 0; r < 4; ++r) {
+    const bool is_peer = std::find(peers.begin(), peers.end(), r) != peers.end();
+    ranks.start(r, {"process", is_peer ? "transfer=2" : "sleep=600"});
+  }
+  for (int r = 0; r < 4; ++r) ASSERT_NO_FATAL_FAILURE(ranks.await(r, "told")) << r;
+  const auto begin = Clock::now();
+  ranks.at(2)->signal(SIGKILL);
+  expect_end(ranks, 2, 1, here(2) + " is dead or cut off: no sign of life for ");
+  const std::chrono::duration<double> took = Clock::now() - begin;
+  EXPECT_LT(took.count(), kShort.silence + 15);
+  std::cout << fmt::format("the others ended {:.1f} s after", took.count()) << std::endl;
+  for (int r = 0; r < 4; ++r) {
+    if (r == 2) continue;
+    EXPECT_EQ(ranks.at(r)->err().find("ended the run"), std::string::npos) << ranks.at(r)->err();
+  }
+}
+
+TEST(StoreJob, ARankThatDiedIsNamedByAllWhereOneLostATransferWithIt) { kill_in_transfer({1}); }
+
+TEST(StoreJob, ARankThatDiedIsNamedByAllWhereAllLostATransferWithIt) { kill_in_transfer({0, 1, 3}); }
+
+/// It frees its memory, perhaps, while its peers meet the transfers that it has given up.
+TEST(StoreJob, ARankWithAnErrorOfItsOwnIsNamedByThoseWhoLoseATransferWithIt) {
+  Ranks ranks(4, kShort);
+  for (int r = 0; r < 4; ++r) {
+    std::vector<std::string> actions = {"process", "sleep=600"};
+    if (r == 1) actions = {"process", "sleep=1", "transfer=-1"};
+    if (r == 2) actions = {"process", "error=out of memory", "sleep=600"};
+    ranks.start(r, actions);
+  }
+  expect_end(ranks, -1, 1, here(2) + " failed: out of memory");
+}
+
+/// No other rank is to blame.
+TEST(StoreJob, ATransferThatFailsWhileAllRanksLiveIsToldToAll) {
+  Ranks ranks(3, kShort);
+  for (int r = 0; r < 3; ++r) ranks.start(r, {"process", r == 1 ? "transfer=-1" : "sleep=600"});
+  expect_end(ranks, -1, 1, here(1) + " ended the run with code 1: [reduce s7] remote process exited");
 }
 
 TEST(StoreJob, ARankThatVanishesWithoutAWordIsDead) {

@@ -75,11 +75,38 @@ TEST(Watch, ALostRankThatIsTakenEndsNobody) {
   EXPECT_FALSE(watch->left()[1]);
 }
 
+/// A transfer failed, and all ranks live.
+TEST(Watch, TheWaitForASilenceEndsWhereNobodyIsSilent) {
+  TwoRanks ranks(1, 2);
+  auto store = ranks.store();
+  i64 beats = 0;
+  store->on_set = [&](const std::string&, const std::string&) {  // the other one's heart beats along
+    const std::lock_guard lock(ranks.world.mutex);
+    ranks.world.values[Watch::key(0)] = std::to_string(++beats);
+  };
+  const auto watch = ranks.watch(std::move(store));
+  watch->await_silence();
+  EXPECT_FALSE(watch->left()[0]);
+}
+
 void watch_a_silent_rank() {
   TwoRanks ranks(0, 0.4);
   const auto watch = ranks.watch(ranks.store());
   watch->on_lost([](const LostProcess&) { return false; });
   std::this_thread::sleep_for(std::chrono::seconds(60));
+}
+
+/// Long before the usual silence is over.
+void await_a_silent_rank() {
+  TwoRanks ranks(0, 8);
+  const auto watch = ranks.watch(ranks.store());
+  watch->await_silence();
+}
+
+TEST(WatchDeathTest, AfterAFailedTransferAShortSilenceIsADeath) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(await_a_silent_rank(), ::testing::ExitedWithCode(1),
+              "rank 1 on n7. is dead or cut off: no sign of life for 2 s");
 }
 
 TEST(WatchDeathTest, ALostRankThatNobodyTakesEndsTheProcess) {

@@ -20,6 +20,23 @@ TEST(Accelerator, WithoutADriverItSaysSo) {
             "[run.device] got \"cuda:0\", but CUDA cannot be used: no NVIDIA driver here (no libcuda.so.1)");
 }
 
+/// A process that opens CUDA's library, with and without a wish of the user's. Exits with the number.
+void exit_with_hardware_queues(const char* wish) {
+  if (wish != nullptr)
+    ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", wish, 1);
+  else
+    ::unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  open_cuda();
+  const char* const queues = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  std::_Exit(queues != nullptr ? std::atoi(queues) : 0);
+}
+
+TEST(AcceleratorDeathTest, AGpuGetsAsManyHardwareQueuesAsThereAreUnlessTheUserSaysOtherwise) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(exit_with_hardware_queues(nullptr), ::testing::ExitedWithCode(32), "");
+  EXPECT_EXIT(exit_with_hardware_queues("12"), ::testing::ExitedWithCode(12), "");
+}
+
 TEST(Accelerator, UnknownDevicesAreNamed) {
   EXPECT_EQ(error_of<ConfigError>([] { find_device("tpu:0", "run.device"); }),
             "[run.device] no such device: got \"tpu:0\", expected cpu, cuda or cuda:N");

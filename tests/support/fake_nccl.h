@@ -34,12 +34,19 @@ struct NcclLaunch {
   std::vector<NcclCall> calls;
 };
 
+/// How often a rank copied what is no tensor of a message.
+struct NcclCopies {
+  i64 to_device = 0, to_host = 0;
+};
+
 /// What the ranks share.
 class NcclWorld {
  public:
-  explicit NcclWorld(i32 num_ranks) : launches(idx(num_ranks)), texts_(launches.size()) {}
+  explicit NcclWorld(i32 num_ranks)
+      : launches(idx(num_ranks)), copies(launches.size()), texts_(launches.size()) {}
 
   std::vector<std::vector<NcclLaunch>> launches;  ///< [rank]
+  std::vector<NcclCopies> copies;                 ///< [rank]
 
   /// What these two ranks send each other from now on is lost.
   void cut(i32 a, i32 b) {
@@ -124,6 +131,8 @@ class FakeNccl : public NcclApi {
 
   /// Called at the begin of every launch, on the thread that launches.
   std::function<void()> on_launch;
+  /// Called before a communicator is aborted, and before it is left.
+  std::function<void()> on_abort, on_leave;
   /// As NCCL: end_group() returns at once, and has_ended() says when everything has come.
   bool is_lazy = false;
   /// With is_lazy: exchanges do not wait for what was launched.
@@ -178,12 +187,26 @@ class FakeNccl : public NcclApi {
     return true;
   }
   EventPtr record(c10::Device) override { return has_events ? std::make_shared<Event>(*this) : nullptr; }
+  at::Tensor to_device(const at::Tensor& tensor, c10::Device device) override {
+    const std::lock_guard lock(mutex_);
+    ++world_.copies[idx(rank_)].to_device;
+    return NcclApi::to_device(tensor, device);
+  }
+  at::Tensor start_to_host(const at::Tensor& tensor) override {
+    const std::lock_guard lock(mutex_);
+    ++world_.copies[idx(rank_)].to_host;
+    return NcclApi::start_to_host(tensor);
+  }
   void check(Communicator communicator) override { id_of(communicator, "check"); }
   void abort(Communicator communicator) override {
+    if (on_abort) on_abort();
     give_back(communicator, "abort");
     world_.abort();
   }
-  void leave(Communicator communicator) override { give_back(communicator, "leave"); }
+  void leave(Communicator communicator) override {
+    if (on_leave) on_leave();
+    give_back(communicator, "leave");
+  }
 
  private:
   struct Member {

@@ -178,8 +178,10 @@ std::unique_ptr<Session> make_session(const SessionParts& parts, const Processes
   }
   const c10::Device own = options.where.empty() ? c10::Device(c10::DeviceType::CPU) : options.where[0];
   const TransportKind& kind = find_transport(processes, own, job.run.transport);
-  TransportOptions transport{
-      .rank_of = std::vector<i32>(idx(cluster.num_devices()), 0), .queues = {}, .device = own};
+  TransportOptions transport{.rank_of = std::vector<i32>(idx(cluster.num_devices()), 0),
+                             .queues = {},
+                             .device = own,
+                             .tells_ready = job.clock.kind != ClockKind::kReal};
   if (!processes.alone()) {
     transport.rank_of = place_ranks(parts, processes, own);
   }
