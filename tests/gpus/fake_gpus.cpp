@@ -221,7 +221,9 @@ struct GuardImpl final : c10::impl::DeviceGuardImplInterface {
     const std::lock_guard lock(world().mutex);
     auto* const own = static_cast<FakeEvent*>(event);
     if (own == nullptr || !own->clock) return true;
-    if (++own->queries < kQueriesUntilPassed) return false;
+    const bool known = std::equal(own->clock->begin(), own->clock->end(), world().ended.begin(),
+                                  [](u64 wanted, u64 ended) { return ended >= wanted; });
+    if (!known && ++own->queries < kQueriesUntilPassed) return false;
     host_knows(*own->clock);
     return true;
   }
@@ -385,6 +387,17 @@ class Call {
     for (const Argument& argument : arguments_) touch(argument.gpu, stream_, argument.writes, name_);
   }
 
+  /// Results that the operation was given and has made larger.
+  void take_grown() {
+    for (Argument& argument : arguments_) {
+      if (!argument.writes || argument.cpu.sizes().equals(argument.gpu.sizes())) continue;
+      const at::Tensor grown = made_here(argument.cpu);
+      c10::TensorImpl& impl = *argument.gpu.unsafeGetTensorImpl();
+      impl.set_storage_keep_dtype(grown.storage());
+      impl.set_sizes_and_strides(grown.sizes(), grown.strides());
+    }
+  }
+
   void raise(c10::IValue& value) {
     if (value.isTensor()) {
       value = raise(value.toTensor());
@@ -415,7 +428,9 @@ class Call {
       return tensor;
     }
     place_on(tensor.device().index());
-    arguments_.push_back({tensor, on_cpu(tensor), writes});
+    const bool may_grow = writes && tensor.storage().nbytes() == 0;
+    arguments_.push_back({tensor, may_grow ? at::empty(tensor.sizes(), tensor.scalar_type()) : on_cpu(tensor),
+                          writes});
     return arguments_.back().cpu;
   }
   at::Tensor raise(const at::Tensor& made) {
@@ -426,6 +441,9 @@ class Call {
           made.storage().data() == argument.cpu.storage().data())
         return with_storage(made, argument.gpu.storage(), argument.gpu.key_set());
     }
+    return made_here(made);
+  }
+  at::Tensor made_here(const at::Tensor& made) {
     at::Tensor raised = on_gpu(made, gpu_);
     const std::lock_guard lock(world().mutex);
     take_memory(raised.storage().data(), raised.storage().nbytes(), stream_);
@@ -450,6 +468,7 @@ void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
   call.begin();
   op.callBoxed(stack);
+  call.take_grown();
   const std::size_t results = stack->size() - schema.returns().size();
   for (std::size_t i = results; i < stack->size(); ++i) call.raise((*stack)[i]);
 }

@@ -6,6 +6,7 @@
 #include "tests/support/case_count.h"
 #include "tests/support/rig.h"
 #include "tests/support/strategy_plans.h"
+#include "tests/support/tally_plan.h"
 #include "tests/support/with_hosts.h"
 
 // Plans whose devices are GPUs of one process: their numbers are those of a CPU, and nothing reads what
@@ -98,6 +99,34 @@ TEST(Gpus, WhatLivesOnHostsIsWrittenBeforeItIsRead) {
       offload(plan, model, cluster, entries, "test");
       if (!validate(plan, model, cluster).empty()) continue;
       expect_no_difference(model, cluster, {plan}, 4, named.name + " with " + entries.back());
+    }
+  }
+}
+
+TEST(Gpus, CountsThatDivideCopiesAreReadWhereTheyAre) {
+  const ModelConfig model = tiny_mixtral();
+  const Cluster cluster = make_cluster(4, 2);
+  for (NamedPlan& named : strategy_plans(model, cluster, small_step())) {
+    if (!use_tally(named.plan, model) || !validate(named.plan, model, cluster).empty()) continue;
+    expect_no_difference(model, cluster, {named.plan}, 4, named.name + " with tally");
+  }
+}
+
+TEST(Gpus, RoundRobinMovesChoicesBetweenGpus) {
+  const ModelConfig model = load_model("tiny");
+  Cluster cluster = make_cluster(4, 1, 1);
+  cluster.nodes[0].host = NodeHost{.memory_gib = 64};
+  StrategyRequest request = small_step();
+  request.sequences = 7;
+  request.microbatches = 5;
+  Plan plan = find_strategy("roundpipe").make(model, cluster, request);
+  use_fp64(plan);
+  for (const std::string entry : {"none", "all", "saved"}) {
+    for (const i64 staleness : {0, 1}) {
+      if (staleness == 1 && entry != "all") continue;
+      offload(plan, model, cluster, {entry}, "test");
+      expect_no_difference(model, cluster, {plan}, 4, fmt::format("{} staleness {}", entry, staleness),
+                           staleness);
     }
   }
 }
