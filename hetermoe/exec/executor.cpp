@@ -13,6 +13,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/device/accelerator.h"
+#include "hetermoe/device/host_copy.h"
 #include "hetermoe/exec/ops/op_functions.h"
 #include "hetermoe/exec/threads.h"
 
@@ -41,6 +42,20 @@ std::exception_ptr with_place(const std::string& where) {
   } catch (...) {
     return std::make_exception_ptr(DeviceError(text("threw something that is no exception")));
   }
+}
+
+/// Between GPUs of one process a message is its sender's memory. Returns what was copied, to be kept until the
+/// copies have ended.
+Message bring_here(std::vector<Message>& in, c10::Device here) {
+  Message elsewhere;
+  for (Message& message : in) {
+    for (at::Tensor& tensor : message.tensors) {
+      if (tensor.device() == here) continue;
+      elsewhere.tensors.push_back(tensor);
+      tensor = to_device(tensor, here);
+    }
+  }
+  return elsewhere;
 }
 
 /// In one process a message is its sender's memory.
@@ -401,9 +416,12 @@ Seconds Executor::exchange(Lane& lane, const LaneOp& item, const TransferOp& tra
                                                std::move(out));
   Seconds last = ready;
   for (const Message& message : in) last = std::max(last, message.ready);
+  Message elsewhere;
+  if (!is_copy) elsewhere = bring_here(in, runtime.where());
   if (options_.memory != nullptr && !is_copy) copy_received(in, participants, runtime.device());
   runtime.check(transfer, op, participants, expected, in);
   runtime.unpack(transfer, op, participants, in);
+  in.push_back(std::move(elsewhere));
   keep_until_read(lane, std::move(in));
   return last;
 }

@@ -69,6 +69,7 @@ void expect_no_difference(const ModelConfig& model, const Cluster& cluster, cons
   clear_fake_gpus();
   const Trained got = train(model, cluster, plans, options);
   EXPECT_EQ(faults_of_fake_gpus(), std::vector<std::string>{}) << what;
+  if (std::getenv("WAITS")) for (auto& [op, n] : waits_for_fake_gpus()) fmt::print("{}: {} {}\n", what, op, n);
   for (std::size_t i = 0; i < expected.losses.size(); ++i) {
     EXPECT_LE(relative(got.losses[i], expected.losses[i]), 1e-9) << what << " step " << i;
     EXPECT_LE(relative(got.norms[i], expected.norms[i]), 1e-9) << what << " step " << i;

@@ -93,7 +93,7 @@ at::Tensor encoded(OpContext& d, const Op& op, const at::Tensor& x_RD) {
 }
 
 at::Tensor decoded(const OpContext& d, const Op& op, const at::Tensor& received) {
-  return decode(d.received(received), wire_of(op, d.p.plan()), d.state.dtype());
+  return decode(received, wire_of(op, d.p.plan()), d.state.dtype());
 }
 
 }  // namespace hetermoe
