@@ -13,7 +13,6 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/device/accelerator.h"
-#include "hetermoe/device/host_copy.h"
 #include "hetermoe/exec/ops/op_functions.h"
 #include "hetermoe/exec/threads.h"
 
@@ -44,15 +43,15 @@ std::exception_ptr with_place(const std::string& where) {
   }
 }
 
-/// Between GPUs of one process a message is its sender's memory. Returns what was copied, to be kept until the
-/// copies have ended.
+/// Between GPUs of one process a message is its sender's memory. Numbers for the host stay there. Returns what
+/// was copied, to be kept until the copies have ended.
 Message bring_here(std::vector<Message>& in, c10::Device here) {
   Message elsewhere;
   for (Message& message : in) {
     for (at::Tensor& tensor : message.tensors) {
-      if (tensor.device() == here) continue;
+      if (tensor.device() == here || tensor.is_cpu()) continue;
       elsewhere.tensors.push_back(tensor);
-      tensor = to_device(tensor, here);
+      tensor = tensor.to(here);
     }
   }
   return elsewhere;
