@@ -38,6 +38,8 @@ class Processes {
   /// process ends. All processes must answer alike. Only those that meet at a store hear of it: mpirun ends
   /// all by itself.
   virtual void on_lost(TakeLost /*take*/) const {}
+  /// Whether messages may go over MPI.
+  virtual bool has_mpi() const { return false; }
   /// Ends all processes of the run.
   [[noreturn]] virtual void abort(int code) const;
   bool alone() const { return num_ranks() == 1; }

@@ -43,8 +43,8 @@ std::exception_ptr with_place(const std::string& where) {
   }
 }
 
-/// Between GPUs of one process a message is its sender's memory. Numbers for the host stay there. Returns what
-/// was copied, to be kept until the copies have ended.
+/// Between GPUs of one process a message is its sender's memory. Numbers for the host stay there. Returns
+/// what was copied, to be kept until the copies have ended.
 Message bring_here(std::vector<Message>& in, c10::Device here) {
   Message elsewhere;
   for (Message& message : in) {
@@ -411,7 +411,8 @@ Seconds Executor::exchange(Lane& lane, const LaneOp& item, const TransferOp& tra
                                                 .queue = static_cast<i32>(queue_of(lane.id)),
                                                 .turn = is_copy ? 0 : item.turns[idx(round)],
                                                 .expected = expected,
-                                                .round = round},
+                                                .round = round,
+                                                .where = runtime.where()},
                                                std::move(out));
   Seconds last = ready;
   for (const Message& message : in) last = std::max(last, message.ready);

@@ -64,7 +64,7 @@ struct LateCopy {
 
 struct World {
   std::mutex mutex;
-  std::array<Clock, kFakeGpus * kStreams> clocks = {};
+  std::array<Clock, kFakeGpus* kStreams> clocks = {};
   Clock ended = {};  ///< as far as the host knows
   std::array<i32, 2 * kFakeGpus> next_pooled = {};
   std::map<const void*, Memory> memory;
@@ -332,9 +332,9 @@ at::Tensor with_storage(const at::Tensor& like, c10::Storage storage, c10::Dispa
 /// The same memory as a tensor of a CPU.
 at::Tensor on_cpu(const at::Tensor& tensor) {
   auto* const keep = new c10::Storage(tensor.storage());
-  c10::DataPtr data(tensor.storage().mutable_data(), keep,
-                    [](void* context) { delete static_cast<c10::Storage*>(context); },
-                    c10::Device(c10::DeviceType::CPU));
+  c10::DataPtr data(
+      tensor.storage().mutable_data(), keep,
+      [](void* context) { delete static_cast<c10::Storage*>(context); }, c10::Device(c10::DeviceType::CPU));
   c10::Storage storage(c10::Storage::use_byte_size_t(), tensor.storage().nbytes(), std::move(data), nullptr,
                        /*resizable=*/false);
   return with_storage(tensor, std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU));
@@ -429,8 +429,8 @@ class Call {
     }
     place_on(tensor.device().index());
     const bool may_grow = writes && tensor.storage().nbytes() == 0;
-    arguments_.push_back({tensor, may_grow ? at::empty(tensor.sizes(), tensor.scalar_type()) : on_cpu(tensor),
-                          writes});
+    arguments_.push_back(
+        {tensor, may_grow ? at::empty(tensor.sizes(), tensor.scalar_type()) : on_cpu(tensor), writes});
     return arguments_.back().cpu;
   }
   at::Tensor raise(const at::Tensor& made) {
@@ -486,9 +486,9 @@ at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
                          std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
                          std::optional<at::Device> device, std::optional<bool>) {
   const c10::OptionalDeviceGuard guard(device);
-  return at::detail::empty_strided_generic(
-      C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), &allocator(),
-      c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), dtype.value_or(at::kFloat));
+  return at::detail::empty_strided_generic(C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
+                                           &allocator(), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                           dtype.value_or(at::kFloat));
 }
 
 at::Tensor as_strided(const at::Tensor& self, c10::SymIntArrayRef size, c10::SymIntArrayRef stride,

@@ -26,8 +26,8 @@ TEST(FakeGpus, ComputeAsACpuDoes) {
   const at::Tensor a = numbers(1), c = a.to(at::kCPU);
   EXPECT_EQ(a.device(), fake_gpu(1));
   EXPECT_TRUE(at::equal(at::mm(a, a.t()).to(at::kCPU), at::mm(c, c.t())));
-  EXPECT_TRUE(at::equal(at::cat({a, a.narrow(0, 1, 2)}).sum(0).to(at::kCPU),
-                        at::cat({c, c.narrow(0, 1, 2)}).sum(0)));
+  EXPECT_TRUE(
+      at::equal(at::cat({a, a.narrow(0, 1, 2)}).sum(0).to(at::kCPU), at::cat({c, c.narrow(0, 1, 2)}).sum(0)));
   EXPECT_EQ(a.max().item<double>(), 11);
   at::Tensor b = a.clone();
   b.select(1, 2).add_(a.select(1, 0)).mul_(2);

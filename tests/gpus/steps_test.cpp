@@ -170,8 +170,8 @@ TEST(Gpus, RoundRobinMovesChoicesBetweenGpus) {
       offload(plan, model, cluster, {entry}, "test");
       StepOptions step = {true, 1, true};
       step.staleness = staleness;
-      expect_no_difference({model, cluster, {plan}, step, fmt::format("{} staleness {}", entry, staleness), 3},
-                           4);
+      expect_no_difference(
+          {model, cluster, {plan}, step, fmt::format("{} staleness {}", entry, staleness), 3}, 4);
     }
   }
 }

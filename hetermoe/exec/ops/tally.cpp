@@ -53,7 +53,7 @@ void unpack_counts(OpContext& d, const Op& op, Devices participants, std::vector
   std::vector<at::Tensor> told;
   for (const TokenRange source : d.p.ranges(op))
     told.push_back(in[position(participants, source.device)].tensors[0]);
-  const at::Tensor counts = to_host(at::cat(told), "counts");  // one wait for all sources
+  const at::Tensor counts = told_to_host(d, std::move(told), "counts");
   const i32* next = counts.const_data_ptr<i32>();
   std::vector<SourceCopies> chunks(idx(d.p.plan().chunks));
   for (const TokenRange source : d.p.ranges(op)) {

@@ -81,8 +81,7 @@ TokenHeads joined_tokens(OpContext& d, const Team& team, Devices participants, s
   std::array<std::vector<at::Tensor>, 3> parts;
   for (const TeamMember& peer : team.members) {
     const std::vector<at::Tensor>& tensors = in[position(participants, peer.device)].tensors;
-    for (std::size_t i = 0; i < parts.size(); ++i)
-      parts[i].push_back(tensors[i].to(d.state.dtype()));
+    for (std::size_t i = 0; i < parts.size(); ++i) parts[i].push_back(tensors[i].to(d.state.dtype()));
   }
   return {at::cat(parts[0]), at::cat(parts[1]), at::cat(parts[2])};
 }
