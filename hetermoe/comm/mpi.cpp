@@ -15,6 +15,8 @@
 #include "hetermoe/comm/awaited_list.h"
 #include "hetermoe/comm/mpi_tags.h"
 #include "hetermoe/comm/wire.h"
+#include "hetermoe/device/accelerator.h"
+#include "hetermoe/device/host_copy.h"
 
 namespace hetermoe {
 namespace {
@@ -111,6 +113,7 @@ class Mpi : public Transport {
     std::vector<std::size_t> here_index;
     std::vector<Message> here_out;
     sends.bytes.resize(out.size());
+    bring_to_host(call, out);
     for (std::size_t i = 0; i < out.size(); ++i) {
       const DeviceId peer = call.participants[i];
       if (is_local(peer)) {
@@ -131,6 +134,16 @@ class Mpi : public Transport {
     }
     finish(call, sends.requests);
     return in;
+  }
+
+  /// What leaves this process. Waits once for all of it.
+  void bring_to_host(const ExchangeCall& call, std::vector<Message>& out) const {
+    if (call.where.is_cpu()) return;
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      if (is_local(call.participants[i])) continue;
+      for (at::Tensor& tensor : out[i].tensors) tensor = start_to_host(tensor);
+    }
+    finish_stream(call.where);
   }
 
   bool is_local(DeviceId device) const { return rank_of(device) == rank_; }
@@ -160,7 +173,9 @@ class Mpi : public Transport {
     const AwaitedList::Entry wait(awaited_, {call.self, call.op, from});
     std::vector<char> bytes;
     while (receive_block(call, from, where, bytes) == options_.block) continue;
-    return from_bytes(bytes, stamp_of(call), where);
+    Message message = from_bytes(bytes, stamp_of(call), where);
+    for (at::Tensor& tensor : message.tensors) tensor = to_device(tensor, call.where);
+    return message;
   }
 
   /// Appends the next block and returns its size.

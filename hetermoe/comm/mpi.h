@@ -27,6 +27,7 @@ class MpiJob : public Processes {
 
   i32 rank() const override { return rank_; }
   i32 num_ranks() const override { return num_ranks_; }
+  bool has_mpi() const override { return true; }
   std::vector<std::string> gather(const std::string& text) const override;
   [[noreturn]] void abort(const Ending& ending) const override;
 
@@ -41,7 +42,8 @@ struct MpiOptions {
 };
 
 /// rank_of: [num_devices] the process of each device, kNoRank = idle. Messages between devices of one process
-/// stay there. Collective. Throws TransportError when MPI has too few tags for so many devices in a process.
+/// stay there; others go by way of the host's memory, also from GPU to GPU. Collective. Throws TransportError
+/// when MPI has too few tags for so many devices in a process.
 std::unique_ptr<Transport> make_mpi_transport(const Processes& job, std::vector<i32> rank_of,
                                               MpiOptions options = {});
 

@@ -53,6 +53,8 @@ class Processes {
   /// Ends all processes of the run. After a failed transfer it may wait a moment for a process to fall
   /// silent.
   [[noreturn]] virtual void abort(const Ending& ending) const;
+  /// Whether messages may go over MPI.
+  virtual bool has_mpi() const { return false; }
   bool alone() const { return num_ranks() == 1; }
 };
 

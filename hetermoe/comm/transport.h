@@ -45,7 +45,8 @@ struct ExchangeCall {
   i64 turn = 0;  ///< position among the step's transfers of `self`, in an order that all devices agree on
   /// The shapes that each participant will send here, in their order; the own one is not looked at.
   std::span<const MessageShape> expected = {};
-  i32 round = 0;  ///< of an op that is several exchanges: which one
+  i32 round = 0;                             ///< of an op that is several exchanges: which one
+  c10::Device where = c10::DeviceType::CPU;  ///< of the tensors of `self`
 };
 
 /// A device that waits for another's message.

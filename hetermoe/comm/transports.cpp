@@ -20,16 +20,6 @@ constexpr TransportKind kKinds[] = {
          [](const Processes&, TransportOptions options) {
            return make_in_process_transport(static_cast<i32>(options.rank_of.size()));
          }},
-    {.name = "mpi",
-     .between = "processes of mpirun on CPUs",
-     .attributes = {},
-     .serves = [](const Processes& processes,
-                  c10::Device device) { return !processes.alone() && device.is_cpu(); },
-     .library = mpi_description,
-     .make =
-         [](const Processes& processes, TransportOptions options) {
-           return make_mpi_transport(processes, std::move(options.rank_of));
-         }},
     {.name = "nccl",
      .between = "processes with a GPU each",
      .attributes = kNcclAttributes,
@@ -44,7 +34,23 @@ constexpr TransportKind kKinds[] = {
                                        .device = options.device,
                                        .tells_ready = options.tells_ready});
          }},
+    {.name = "mpi",
+     .between = "processes of mpirun",
+     .attributes = {},
+     .serves =
+         [](const Processes& processes, c10::Device device) {
+           return !processes.alone() && (device.is_cpu() || processes.has_mpi());
+         },
+     .library = mpi_description,
+     .make =
+         [](const Processes& processes, TransportOptions options) {
+           return make_mpi_transport(processes, std::move(options.rank_of));
+         }},
 };
+
+bool meets(const TransportAttributes& has, const TransportNeeds& needs) {
+  return (has.hosts || !needs.hosts) && (has.several_devices || !needs.several_devices);
+}
 
 }  // namespace
 
@@ -56,9 +62,12 @@ std::vector<std::string> transport_names() {
   return names;
 }
 
-const TransportKind& find_transport(const Processes& processes, c10::Device device, const std::string& name) {
+const TransportKind& find_transport(const Processes& processes, c10::Device device, const std::string& name,
+                                    const TransportNeeds& needs) {
   const auto serves = [&](const TransportKind& kind) { return kind.serves(processes, device); };
-  const auto first = std::ranges::find_if(kKinds, serves);
+  auto first = std::ranges::find_if(
+      kKinds, [&](const TransportKind& kind) { return serves(kind) && meets(kind.attributes, needs); });
+  if (first == std::end(kKinds)) first = std::ranges::find_if(kKinds, serves);
   HM_CHECK(first != std::end(kKinds), "no transport serves {} on {}",
            counted(processes.num_ranks(), "process"), device.str());
   if (name == "auto") return *first;

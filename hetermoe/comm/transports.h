@@ -34,11 +34,18 @@ struct TransportKind {
 std::span<const TransportKind> transport_kinds();
 std::vector<std::string> transport_names();
 
+/// What a run asks of its transport.
+struct TransportNeeds {
+  bool hosts = false;            ///< hosts exchange, too
+  bool several_devices = false;  ///< some process has more than one device
+};
+
 /// The kind for messages on such a device between these processes: the one of that name, or with "auto" the
-/// first that serves them; some kind serves every case. Throws ConfigError for a name that is none, and for
-/// a kind that does not serve them.
+/// first that serves them and has what is needed. Where none has, the first that serves them, which says what
+/// it lacks; some kind serves every case. Throws ConfigError for a name that is none, and for a kind that
+/// does not serve them.
 const TransportKind& find_transport(const Processes& processes, c10::Device device,
-                                    const std::string& name = "auto");
+                                    const std::string& name = "auto", const TransportNeeds& needs = {});
 
 /// The process of each device, [num_devices]: `working` (ascending) in contiguous runs, as equal as possible,
 /// all other devices kNoRank. Throws ConfigError when a process would have no device.

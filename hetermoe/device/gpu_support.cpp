@@ -58,16 +58,4 @@ std::string driver_too_old(int driver_version, int runtime_version) {
       cuda_text(driver_version), cuda_text(runtime_version));
 }
 
-std::string different_gpus(const std::vector<GpuFacts>& gpus) {
-  const auto other = std::find_if(gpus.begin(), gpus.end(), [&](const GpuFacts& gpu) {
-    return gpu.capability != gpus.front().capability || gpu.name != gpus.front().name;
-  });
-  if (other == gpus.end()) return "";
-  return fmt::format(
-      "one process would use GPUs of two kinds, {} and {}, and cannot tell which device of the plan is "
-      "which. Start a "
-      "process for each GPU (torchrun), or name one: --run.device {}",
-      named(gpus.front()), named(*other), gpus.front().id);
-}
-
 }  // namespace hetermoe

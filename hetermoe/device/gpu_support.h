@@ -33,10 +33,6 @@ std::string no_code_for(const GpuFacts& gpu, const std::vector<int>& architectur
 /// versions of one major version serve each other.
 std::string driver_too_old(int driver_version, int runtime_version);
 
-/// Why one process cannot use these GPUs together; empty = they are of one kind. Which device of a plan would
-/// run on which GPU is the order of their numbers, which says nothing of the devices' types.
-std::string different_gpus(const std::vector<GpuFacts>& gpus);
-
 /// "9.0" for 90.
 std::string capability_text(int capability);
 

@@ -26,9 +26,13 @@ class GpuEvent : public StreamEvent {
     constexpr Seconds kMillisecond = 1e-3;
     return kMillisecond * dynamic_cast<const GpuEvent&>(earlier).event_.elapsedTime(event_);
   }
-  /// Of the GPU that the calling thread works for, which may be another one.
+  /// Of the GPU that the calling thread works for, and of the event's own: copies from one GPU to another or
+  /// to the host run on a stream of their source.
   void hold_current_stream() const override {
-    event_.block(current_stream(c10::impl::VirtualGuardImpl(event_.device_type()).getDevice()));
+    const c10::Device own = event_.device();
+    const c10::Device works_for = c10::impl::VirtualGuardImpl(own.type()).getDevice();
+    event_.block(current_stream(own));
+    if (works_for != own) event_.block(current_stream(works_for));
   }
 
  private:

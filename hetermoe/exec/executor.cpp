@@ -43,6 +43,20 @@ std::exception_ptr with_place(const std::string& where) {
   }
 }
 
+/// Between GPUs of one process a message is its sender's memory. Numbers for the host stay there. Returns
+/// what was copied, to be kept until the copies have ended.
+Message bring_here(std::vector<Message>& in, c10::Device here) {
+  Message elsewhere;
+  for (Message& message : in) {
+    for (at::Tensor& tensor : message.tensors) {
+      if (tensor.device() == here || tensor.is_cpu()) continue;
+      elsewhere.tensors.push_back(tensor);
+      tensor = tensor.to(here);
+    }
+  }
+  return elsewhere;
+}
+
 /// In one process a message is its sender's memory.
 void copy_received(std::vector<Message>& in, std::span<const DeviceId> participants, DeviceId self) {
   for (std::size_t i = 0; i < in.size(); ++i) {
@@ -397,13 +411,17 @@ Seconds Executor::exchange(Lane& lane, const LaneOp& item, const TransferOp& tra
                                                 .queue = static_cast<i32>(queue_of(lane.id)),
                                                 .turn = is_copy ? 0 : item.turns[idx(round)],
                                                 .expected = expected,
-                                                .round = round},
+                                                .round = round,
+                                                .where = runtime.where()},
                                                std::move(out));
   Seconds last = ready;
   for (const Message& message : in) last = std::max(last, message.ready);
+  Message elsewhere;
+  if (!is_copy) elsewhere = bring_here(in, runtime.where());
   if (options_.memory != nullptr && !is_copy) copy_received(in, participants, runtime.device());
   runtime.check(transfer, op, participants, expected, in);
   runtime.unpack(transfer, op, participants, in);
+  in.push_back(std::move(elsewhere));
   keep_until_read(lane, std::move(in));
   return last;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/device/accelerator.h"
 
 namespace hetermoe {
 namespace {
@@ -38,8 +39,11 @@ void prepare_layer(const MigrationRun& run, std::span<const State> after, i32 la
     device.store().prepare(after, part, layer);
 }
 
+/// On a GPU the storages that are replaced may still be read: copied to the new ones, or sent.
 void adopt_layer(const MigrationRun& run, std::span<const State> after, i32 layer, DeviceState& device) {
-  for (const UnitPart part : changed_parts(run, after, layer, device)) device.store().adopt(part, layer);
+  const std::vector<UnitPart> parts = changed_parts(run, after, layer, device);
+  if (!parts.empty()) finish_stream(device.where());
+  for (const UnitPart part : parts) device.store().adopt(part, layer);
 }
 
 void rearrange_alone(const MigrationRun& run, std::span<const State> after, DeviceState& device) {

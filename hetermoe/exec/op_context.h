@@ -60,8 +60,6 @@ class OpContext {
   /// its microbatch.
   at::Tensor rows_of(const at::Tensor& all, const Op& op, i32 stage) const;
   at::Tensor rows_of(const at::Tensor& all, i32 microbatch, i64 begin, i64 count) const;
-  /// A tensor of a message, on this device: between two GPUs of one process it is still its sender's memory.
-  at::Tensor received(const at::Tensor& tensor) const { return tensor.to(where()); }
   /// For ops of an exchange: this device sends rows, or receives them.
   bool sends(const Op& op) const { return Exchange(op, p).sends(device()); }
   bool receives(const Op& op) const { return Exchange(op, p).receives(device()); }

@@ -45,8 +45,7 @@ std::atomic<int> num_recorders = 0;
 }  // namespace
 
 std::string kernels_missing(c10::Device device) {
-  if (device.is_cpu()) return HostKernels::on() ? "" : "a CPU has paths of its own";
-  if (!device.is_cuda()) return "kernels of our own are for CUDA devices";
+  if (!device.is_cuda()) return HostKernels::on() ? "" : "kernels of our own are for CUDA devices";
   if (!nvrtc_missing().empty()) return nvrtc_missing();
   if (cuda_driver_version() == 0)
     return "the CUDA driver (libcuda.so.1) cannot be used, so GPUs use libtorch's kernels: install a newer "
@@ -61,8 +60,7 @@ std::string kernels_missing(c10::Device device) {
 }
 
 bool has_kernels(c10::Device device) {
-  if (device.is_cpu()) return HostKernels::on();
-  if (!device.is_cuda()) return false;
+  if (!device.is_cuda()) return HostKernels::on();
   constexpr std::size_t kMostGpus = 64;
   static std::array<std::atomic<int>, kMostGpus> known{};  // 0 = not asked, 1 = yes, 2 = no
   const std::size_t index = idx(std::max<int>(0, device.index()));
@@ -81,7 +79,7 @@ i32 threads_for(i64 steps) {
 }
 
 i64 warps_per_block(i32 threads, c10::Device device) {
-  return device.is_cpu() ? HostKernels::threads_per_block() : threads / 32;
+  return !device.is_cuda() ? HostKernels::threads_per_block() : threads / 32;
 }
 
 i64 blocks_for(i64 pieces) { return std::min<i64>(pieces, 1 << 20); }
@@ -106,8 +104,8 @@ void launch_untyped(std::string_view function, std::initializer_list<at::ScalarT
            "{} in blocks of {} threads", kernel.name(), grid.threads);
   if (grid.blocks == 0) return;
   record_launch(function);
-  if (device.is_cpu()) {
-    HM_CHECK(HostKernels::on(), "{} on a CPU", kernel.name());
+  if (!device.is_cuda()) {
+    HM_CHECK(HostKernels::on(), "{} on {}", kernel.name(), device.str());
     run_on_host(kernel, grid.blocks, HostKernels::threads_per_block(), grid.shared_bytes, arguments);
   } else {
     launch_cuda_function(device, cuda_function(kernel, device),

@@ -2,6 +2,7 @@
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/index.h"
+#include "hetermoe/device/host_copy.h"
 #include "hetermoe/kernels/launch.h"
 #include "hetermoe/kernels/permute.h"
 
@@ -15,7 +16,7 @@ template <class T>
 at::Tensor tensor_of(const std::vector<T>& values, at::ScalarType dtype, c10::Device device) {
   at::Tensor out = at::empty({static_cast<i64>(values.size())}, dtype);
   std::copy(values.begin(), values.end(), out.mutable_data_ptr<T>());
-  return out.to(device);
+  return to_device(out, device);
 }
 
 /// How copies are cut: chunks of whole tokens.

@@ -10,11 +10,13 @@ namespace {
 
 class NumRanks : public Processes {
  public:
-  explicit NumRanks(i32 num_ranks) : num_ranks_(num_ranks) {}
+  explicit NumRanks(i32 num_ranks, bool by_mpi = false) : num_ranks_(num_ranks), by_mpi_(by_mpi) {}
   i32 num_ranks() const override { return num_ranks_; }
+  bool has_mpi() const override { return by_mpi_; }
 
  private:
   i32 num_ranks_;
+  bool by_mpi_;
 };
 
 std::string chosen(i32 num_ranks, c10::Device device) {
@@ -26,6 +28,17 @@ TEST(Transports, TheNumberOfProcessesAndTheirDeviceChoose) {
   EXPECT_EQ(chosen(1, c10::DeviceType::CUDA), "in-process");
   EXPECT_EQ(chosen(2, c10::DeviceType::CPU), "mpi");
   EXPECT_EQ(chosen(2, c10::DeviceType::CUDA), "nccl");
+}
+
+/// NCCL has one device a process, and no hosts.
+TEST(Transports, GpusTalkOverMpiWhereAProcessHasSeveralOrHostsTakePart) {
+  const NumRanks by_mpi(2, true), by_store(2);
+  const c10::Device gpu = c10::DeviceType::CUDA;
+  EXPECT_EQ(find_transport(by_mpi, gpu).name, std::string("nccl"));
+  EXPECT_EQ(find_transport(by_mpi, gpu, "auto", {.hosts = true}).name, std::string("mpi"));
+  EXPECT_EQ(find_transport(by_mpi, gpu, "auto", {.several_devices = true}).name, std::string("mpi"));
+  EXPECT_EQ(find_transport(by_mpi, gpu, "mpi").name, std::string("mpi"));
+  EXPECT_EQ(find_transport(by_store, gpu, "auto", {.hosts = true}).name, std::string("nccl"));
 }
 
 std::string named(i32 num_ranks, c10::Device device, const std::string& name) {
@@ -40,7 +53,7 @@ TEST(Transports, AreChosenByNameWhereTheyServe) {
       "[run.transport] got nccl, which serves processes with a GPU each: 2 processes on cpu need mpi, or "
       "auto");
   EXPECT_EQ(error_of<ConfigError>([] { named(1, c10::DeviceType::CPU, "mpi"); }),
-            "[run.transport] got mpi, which serves processes of mpirun on CPUs: 1 process on cpu needs "
+            "[run.transport] got mpi, which serves processes of mpirun: 1 process on cpu needs "
             "in-process, or auto");
   const std::string unknown = error_of<ConfigError>([] { named(1, c10::DeviceType::CPU, "ncll"); });
   EXPECT_NE(unknown.find("unknown value \"ncll\""), std::string::npos) << unknown;

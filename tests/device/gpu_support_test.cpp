@@ -63,18 +63,5 @@ TEST(GpuSupport, ADriverServesItsMajorVersionAndEarlierOnes) {
   EXPECT_EQ(driver_too_old(12040, 0), "");
 }
 
-TEST(GpuSupport, GpusOfTwoKindsInOneProcessAreRefused) {
-  const GpuFacts h100{"cuda:0", "NVIDIA H100", 90, 80e9}, v100{"cuda:1", "Tesla V100", 70, 16e9};
-  EXPECT_EQ(
-      different_gpus({h100, v100}),
-      "one process would use GPUs of two kinds, cuda:0 (NVIDIA H100) and cuda:1 (Tesla V100), and cannot "
-      "tell "
-      "which device of the plan is which. Start a process for each GPU (torchrun), or name one: --run.device "
-      "cuda:0");
-  EXPECT_EQ(different_gpus({h100, h100}), "");
-  EXPECT_EQ(different_gpus({v100}), "");
-  EXPECT_EQ(different_gpus({}), "");
-}
-
 }  // namespace
 }  // namespace hetermoe

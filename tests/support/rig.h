@@ -56,6 +56,7 @@ struct RigOptions {
   HookedTransport::Hook on_send, on_receive;
   std::function<void()> on_abort;
   bool checksum_messages = false;
+  std::function<c10::Device(PlaceId)> where;  ///< where the tensors of a place are; null: on the CPU
 };
 
 /// Everything that runs one plan in this process.
@@ -76,8 +77,9 @@ class Rig {
     for (const PlaceId host : hosts_of(schedule_)) devices.insert(host);
     std::vector<DeviceState*> pointers;
     for (const DeviceId device : devices) {
+      const c10::Device where = options.where ? options.where(device) : c10::Device(at::kCPU);
       states_.push_back(
-          std::make_unique<DeviceState>(device, schedule_, model_, storage_options(plan_, device)));
+          std::make_unique<DeviceState>(device, schedule_, model_, storage_options(plan_, device, where)));
       states_.back()->store().keep_lost(plan_, schedule_.states);
       pointers.push_back(states_.back().get());
     }
@@ -107,9 +109,12 @@ class Rig {
     TensorsByName first_value = values(), first_grad = gradients();
     for (const std::unique_ptr<DeviceState>& state : states_) {
       for (const LogicalTensor& view : state->store().tensors()) {
+        const auto equals = [](const at::Tensor& own, const at::Tensor& first) {
+          return at::equal(own.to(at::kCPU), first);
+        };
         const bool same =
-            at::equal(view.value, kept_value_of(view, first_value.at(view.name))) &&
-            (!view.grad.defined() || view.sharded || at::equal(view.grad, first_grad.at(view.name)));
+            equals(view.value, kept_value_of(view, first_value.at(view.name))) &&
+            (!view.grad.defined() || view.sharded || equals(view.grad, first_grad.at(view.name)));
         if (!same) names.insert(view.name);
       }
     }
@@ -128,10 +133,11 @@ class Rig {
         const at::Tensor& tensor = gradients ? view.grad : view.value;
         if (!tensor.defined()) continue;
         if (gradients ? view.sharded : view.gathered) {
-          const at::Tensor whole = at::empty(view.shape, tensor.options());
-          place_part(view, tensor, all.try_emplace(view.name, whole).first->second);
+          const at::Tensor whole = at::empty(view.shape, tensor.options().device(at::kCPU));
+          place_part(view, tensor.to(at::kCPU), all.try_emplace(view.name, whole).first->second);
         } else {
-          all.try_emplace(view.name, tensor.clone());
+          all.try_emplace(view.name, tensor.to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false,
+                                               /*copy=*/true));
         }
       }
     }

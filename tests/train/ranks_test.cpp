@@ -73,11 +73,38 @@ TEST(AssignRanks, ASmallerCardIsRefused) {
   EXPECT_NE(error_of<ConfigError>([] { assign_ranks({v100("a")}, {wants_v100(0, 0, 32)}); }), "no error");
 }
 
+TEST(AssignRanks, MoreGpusThanDevicesAreNoFault) {
+  EXPECT_EQ(assign_ranks({v100("a"), v100("a"), a40("a")}, {wants_a40(0, 0), wants_v100(1, 0)}),
+            (Ranks{2, 0}));
+}
+
+TEST(AssignGpus, OfOneKindAreTakenInTurn) {
+  const std::vector<WantedGpu> three = {wants_a40(0, 0), wants_a40(1, 0), wants_v100(2, 0)};
+  EXPECT_EQ(assign_gpus({a40(""), a40("")}, three, 0), (Ranks{0, 1, 0}));
+  EXPECT_EQ(assign_gpus({a40(""), a40(""), a40(""), a40("")}, three, 3), (Ranks{3, 0, 1}));
+}
+
+TEST(AssignGpus, OfTwoKindsServeDevicesOfTheirOwn) {
+  EXPECT_EQ(assign_gpus({v100(""), a40(""), v100("")}, {wants_a40(0, 0), wants_v100(1, 0)}, 0),
+            (Ranks{1, 0}));
+  const std::string fewer = error_of<ConfigError>([] {
+    assign_gpus({v100(""), a40("")}, {wants_a40(0, 0), wants_v100(1, 0), wants_v100(2, 0)}, 0);
+  });
+  EXPECT_EQ(
+      fewer,
+      "[run.device] a process has 2 GPUs of two kinds (Tesla V100, NVIDIA A40) for 3 devices: expected a "
+      "GPU for each device. Start more processes, or name one GPU: --run.device cuda:0");
+  EXPECT_NE(error_of<ConfigError>([] {
+              assign_gpus({v100(""), a40("")}, {wants_v100(0, 0), wants_v100(1, 0)}, 0);
+            }),
+            "no error");
+}
+
 TEST(RanksOfDevices, AnIdleDeviceHasNoRank) {
   const WorkFolder folder;
   const TinyRun rig(folder.path(), {{"plan.attention", "0"}, {"plan.experts", "2,3"}});
   EXPECT_EQ(ranks_of_devices(rig.plan, rig.cluster, 3), (Ranks{0, -1, 1, 2}));
-  EXPECT_EQ(ranks_of_devices(rig.plan, rig.cluster, 2), (Ranks{0, -1, 0, 1}));
+  EXPECT_EQ(ranks_of_devices(rig.plan, rig.cluster, 2), (Ranks{0, -1, 1, 1}));  // a rank for each node
   EXPECT_NE(error_of<ConfigError>([&] {
               ranks_of_devices(rig.plan, rig.cluster, 4);
             }).find("4 processes for 3 devices"),

@@ -1,3 +1,4 @@
+#include "hetermoe/device/host_copy.h"
 #include "hetermoe/exec/ops/next_routing.h"
 #include "hetermoe/exec/ops/op_functions.h"
 #include "hetermoe/nn/rows.h"
@@ -72,7 +73,7 @@ RouterTask router_task(const OpContext& d, const Op& op) {
   if (d.input->choices.empty() || !d.p.is_moe(op.layer)) return task;
   const at::Tensor ids = d.rows_of(d.input->choices[idx(op.layer)], op, op.layer);
   task.has_gaps = ids.lt(0).any().item<bool>();
-  task.topk_TK = ids.view({-1, d.model.top_k}).to(d.where(), at::kLong);
+  task.topk_TK = to_device(ids.view({-1, d.model.top_k}), d.where()).to(at::kLong);
   return task;
 }
 

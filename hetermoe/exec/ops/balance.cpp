@@ -30,8 +30,8 @@ void pack_routing(OpContext& d, const Op& op, Devices, std::vector<Message>& out
 }
 
 void unpack_routing(OpContext& d, const Op& op, Devices, std::vector<Message>& in) {
-  at::Tensor counts = d.received(in[0].tensors[0]).clone();
-  for (std::size_t i = 1; i < in.size(); ++i) counts.add_(d.received(in[i].tensors[0]));
+  at::Tensor counts = in[0].tensors[0].clone();
+  for (std::size_t i = 1; i < in.size(); ++i) counts.add_(in[i].tensors[0]);
   const i64 step_tokens = total_tokens(d.p.plan());
   const at::Tensor gradient =
       balance_gradient(d.model, counts, step_tokens, accumulate_type(d.state.dtype()));

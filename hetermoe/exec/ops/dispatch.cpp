@@ -144,8 +144,8 @@ void unpack_sizes(OpContext& d, const Op& op, Devices participants, std::vector<
   const Exchange exchange(op, d.p);
   std::vector<at::Tensor> told;
   for (const TokenRange source : exchange.sources())
-    told.push_back(d.received(in[position(participants, source.device)].tensors[0]));
-  const at::Tensor on_host = to_host(told.size() == 1 ? told[0] : at::cat(told), "sizes of dispatch");
+    told.push_back(in[position(participants, source.device)].tensors[0]);
+  const at::Tensor on_host = told_to_host(d, told, "sizes of dispatch");
   const i32* next = on_host.const_data_ptr<i32>();
   const auto num_owners = idx(routing.num_owners);
   std::vector<Sizes> all;

@@ -79,8 +79,8 @@ void keep_guests(OpContext& d, const Op& op, Devices, std::vector<Message>& in) 
   std::vector<at::Tensor> gate_up, down;
   for (const Message& message : in) {
     if (message.tensors.empty()) continue;
-    gate_up.push_back(d.received(message.tensors[0]));
-    down.push_back(d.received(message.tensors[1]));
+    gate_up.push_back(message.tensors[0]);
+    down.push_back(message.tensors[1]);
   }
   if (gate_up.empty()) return;
   guests.gate_up = gate_up.size() == 1 ? gate_up[0] : at::cat(gate_up);
@@ -112,7 +112,7 @@ void add_gradients(OpContext& d, const Op& op, Devices participants, std::vector
   for (std::size_t i = 0; i < participants.size(); ++i) {
     if (in[i].tensors.empty()) continue;
     const std::vector<ExpertId> experts = lent(d, op, d.device(), participants[i]);
-    const at::Tensor gate_up = d.received(in[i].tensors[0]), down = d.received(in[i].tensors[1]);
+    const at::Tensor gate_up = in[i].tensors[0], down = in[i].tensors[1];
     for (i64 e = 0; e < gate_up.size(0); ++e) {
       const i64 slot = slab.slot_of[idx(experts[idx(e)])];
       slab.gate_up_grad[slot].add_(gate_up[e]);

@@ -184,7 +184,7 @@ void unpack_store(OpContext& d, const Op& op, Devices participants, std::vector<
   for (std::size_t i = 0; i < from.size(); ++i) {
     // Of each visit a part; else the whole sum, which keeps its bits.
     if (visits(d, op))
-      sum[i].add_(d.received(from[i]));
+      sum[i].add_(from[i].to(d.where()));
     else
       sum[i].copy_(from[i]);
   }

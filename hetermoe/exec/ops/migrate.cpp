@@ -94,13 +94,13 @@ void fill(const LogicalTensor& target, const at::Tensor& wide) {
 }
 
 /// Returns how many of the tensors it has used.
-std::size_t fill(const UnitTensors& unit, OpContext& d, std::span<const at::Tensor> tensors) {
+std::size_t fill(const UnitTensors& unit, std::span<const at::Tensor> tensors) {
   std::size_t next = 0;
   for (const LogicalTensor& tensor : unit.tensors) {
-    fill(tensor, d.received(tensors[next++]));
+    fill(tensor, tensors[next++]);
     if (!tensor.exp_avg.defined()) continue;
-    tensor.exp_avg.copy_(d.received(tensors[next++]));
-    tensor.exp_avg_sq.copy_(d.received(tensors[next++]));
+    tensor.exp_avg.copy_(tensors[next++]);
+    tensor.exp_avg_sq.copy_(tensors[next++]);
   }
   return next;
 }
@@ -112,7 +112,7 @@ void unpack_moved(OpContext& d, const Op& op, Devices participants, std::vector<
     std::span<const at::Tensor> tensors = in[i].tensors;
     std::size_t number = kNumbersPerUnit - 1;
     for (const UnitMove& move : moves_between_devices(d, op, participants[i], d.device())) {
-      tensors = tensors.subspan(fill(store.prepared(move.unit), d, tensors));
+      tensors = tensors.subspan(fill(store.prepared(move.unit), tensors));
       updates = std::max(updates, in[i].numbers[number]);
       number += kNumbersPerUnit;
     }

@@ -48,9 +48,7 @@ at::Tensor joined(OpContext& d, std::vector<at::Tensor> rows) {
 void unpack_saved_activations(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
   const auto [senders, receivers] = d.p.move_of(op);
   const DeviceId sender = senders.device(idx(receivers.index_of(d.device())));
-  std::vector<at::Tensor> tensors;
-  for (const at::Tensor& tensor : in[position(participants, sender)].tensors)
-    tensors.push_back(d.received(tensor));
+  std::vector<at::Tensor> tensors = in[position(participants, sender)].tensors;
   if (tensors.empty()) {  // no sequences
     const at::TensorOptions options = d.state.options();
     tensors = {joined(d, {}), at::empty({0, d.model.top_k}, options.dtype(at::kLong)),
@@ -68,7 +66,7 @@ void unpack_residual(OpContext& d, const Op& op, Devices participants, std::vect
   std::vector<at::Tensor> owners, counts;
   for (const TokenRange range : d.p.move_of(op).from) {
     const std::vector<at::Tensor>& tensors = in[position(participants, range.device)].tensors;
-    if (tensors.size() > 1) owners.push_back(d.received(tensors[1]));
+    if (tensors.size() > 1) owners.push_back(tensors[1]);
     if (told_by_move(op, d.p, d.device())) counts.push_back(tensors.back());
   }
   const at::TensorOptions ints = d.state.options().dtype(at::kInt);

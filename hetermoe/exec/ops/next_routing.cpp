@@ -113,8 +113,8 @@ void take_next_counts(OpContext& d, const Op& move, LayerSlot& slot, const std::
   const auto num_owners = idx(owners_of_layer(d, move, layer));
   const TokenRanges sources = d.p.ranges(move.group, layer, move.microbatch);
   std::vector<at::Tensor> counts;
-  for (const at::Tensor& of_source : told) counts.push_back(d.received(of_source).view({-1}));
-  const at::Tensor all = to_host(at::cat(counts), "rows of segments");
+  for (const at::Tensor& of_source : told) counts.push_back(of_source.view({-1}));
+  const at::Tensor all = told_to_host(d, counts, "rows of segments");
   std::vector<const i32*> next = {all.const_data_ptr<i32>()};  // [source] in what it told
   for (const at::Tensor& of_source : counts) next.push_back(next.back() + of_source.numel());
   for (i32 c = 0; c < d.p.plan().chunks; ++c) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "hetermoe/comm/codec.h"
+#include "hetermoe/device/host_copy.h"
 #include "hetermoe/ops/two_level.h"
 #include "hetermoe/ops/work.h"
 
@@ -92,8 +93,16 @@ at::Tensor encoded(OpContext& d, const Op& op, const at::Tensor& x_RD) {
   return out;
 }
 
+at::Tensor told_to_host(const OpContext& d, std::vector<at::Tensor> told, const char* what) {
+  const bool some_elsewhere = std::ranges::any_of(told, [](const at::Tensor& t) { return !t.is_cpu(); });
+  for (at::Tensor& tensor : told) {
+    if (some_elsewhere) tensor = to_device(tensor, d.where());
+  }
+  return to_host(told.size() == 1 ? told[0] : at::cat(told), what).contiguous();
+}
+
 at::Tensor decoded(const OpContext& d, const Op& op, const at::Tensor& received) {
-  return decode(d.received(received), wire_of(op, d.p.plan()), d.state.dtype());
+  return decode(received, wire_of(op, d.p.plan()), d.state.dtype());
 }
 
 }  // namespace hetermoe

@@ -93,6 +93,10 @@ void check_count(const std::string& where, const char* what, std::size_t got, st
 /// have a capacity.
 void check_copies(OpContext& d, DeviceId source, const char* what, i64 got, i64 tokens);
 
+/// What peers told, one after another, on the host. Waits once for all of it. Without kernels of our own some
+/// of it may be on the host already.
+at::Tensor told_to_host(const OpContext& d, std::vector<at::Tensor> told, const char* what);
+
 /// Rows of an op as they travel, and those that came as numbers: in this device's dtype where they had
 /// scales.
 at::Tensor encoded(OpContext& d, const Op& op, const at::Tensor& x_RD);

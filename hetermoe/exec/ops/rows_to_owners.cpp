@@ -74,12 +74,12 @@ void take(OpContext& d, const Op& op, const std::vector<Tensors>& of_sources) {
   }
   const bool on_device = d.routing[idx(op.layer)].on_device.has_value();
   const auto index_here = [&](const at::Tensor& index) {
-    return on_device ? d.received(index) : to_host(index, "indices").to(at::kLong);
+    return on_device ? index : to_host(index, "indices").to(at::kLong);
   };
   Tensors weights;
   std::vector<ReceivedIndex> indices;
   for (std::size_t s = 0; s < of_sources.size(); ++s) {
-    weights.push_back(d.received(of_sources[s][1]).to(accumulate_type(d.state.dtype())));
+    weights.push_back(of_sources[s][1].to(accumulate_type(d.state.dtype())));
     indices.push_back({rows[s].size(0), index_here(of_sources[s][2]), index_here(of_sources[s][3])});
   }
   slot.rows = joined(rows);
@@ -226,10 +226,8 @@ void unpack_at_node(OpContext& d, const Op& op, Devices participants, std::vecto
   const NodeRows nodes = nodes_of(d, op);
   std::vector<Tensors>& passing = passing_in(d, op);
   passing.clear();
-  for (const TokenRange source : Exchange(op, d.p).sources()) {
+  for (const TokenRange source : Exchange(op, d.p).sources())
     passing.push_back(std::move(in[position(participants, source.device)].tensors));
-    for (at::Tensor& tensor : passing.back()) tensor = d.received(tensor);
-  }
   if (!with_copies(op)) return;
   std::vector<Tensors>& picks = chunk_of(d, op).picks;
   picks.assign(passing.size(), {});

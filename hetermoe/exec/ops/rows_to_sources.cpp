@@ -56,7 +56,6 @@ void take_back(OpContext& d, const Op& op, Tensors rows, Tensors weights) {
     if (op.phase == Phase::kRecompute) slot.returned.clear();  // resent for its traffic only
     return;
   }
-  for (at::Tensor& weight : weights) weight = d.received(weight);
   slot.d_send = std::move(rows), slot.d_send_weights = std::move(weights);
 }
 
@@ -150,7 +149,7 @@ void unpack_at_relay(OpContext& d, const Op& op, Devices mates, std::vector<Mess
     for (std::size_t i = 0; i < here.size(); ++i) {
       const Tensors& tensors = in[position(mates, owners[here[i]])].tensors;
       sum.index_add_(0, slot.picks[source][i].to(d.where()), decoded(d, op, tensors[next]).to(dtype));
-      if (with_copies(op)) weights.push_back(d.received(tensors[next + 1]).to(dtype));
+      if (with_copies(op)) weights.push_back(tensors[next + 1].to(dtype));
     }
     passing_in(d, op)[source] = {encoded(d, op, sum)};
     if (with_copies(op)) passing_in(d, op)[source].push_back(at::cat(weights));

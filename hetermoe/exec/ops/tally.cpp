@@ -31,12 +31,10 @@ MessageShape expected_counts(OpContext& d, const Op& op, DeviceId peer, const Me
   return {.numbers = 0, .values = 0, .tensors = {{at::kInt, {d.p.plan().chunks, d.model.num_experts}}}};
 }
 
-/// Devices that divide by other counts would wait for each other's rows.
-void check_counts(OpContext& d, const Op& op, DeviceId peer, const Message& message) {
-  if (message.tensors.empty()) return;
-  const i64 all_tokens = d.p.ranges(op).of(peer).tokens();
-  const at::Tensor counts = to_host(message.tensors[0], "counts").contiguous();
-  const i32* next = counts.const_data_ptr<i32>();
+/// Devices that divide by other counts would wait for each other's rows. counts: of a source.
+void check_counts(OpContext& d, const TokenRange& source, const i32* counts) {
+  const i32* next = counts;
+  const DeviceId peer = source.device;
   for (i32 c = 0; c < d.p.plan().chunks; ++c) {
     i64 sum = 0;
     for (i64 e = 0; e < d.model.num_experts; ++e, ++next) {
@@ -45,18 +43,21 @@ void check_counts(OpContext& d, const Op& op, DeviceId peer, const Message& mess
                              *next);
       sum += *next;
     }
-    const auto [begin, end] = chunk_range(all_tokens, c, d.p.plan().chunks);
+    const auto [begin, end] = chunk_range(source.tokens(), c, d.p.plan().chunks);
     check_copies(d, peer, "copies of all experts", sum, end - begin);
   }
 }
 
 void unpack_counts(OpContext& d, const Op& op, Devices participants, std::vector<Message>& in) {
   if (!d.p.is_source(op, d.device()) && !d.p.lends(op.group, op.layer)) return;
+  std::vector<at::Tensor> told;
+  for (const TokenRange source : d.p.ranges(op))
+    told.push_back(in[position(participants, source.device)].tensors[0]);
+  const at::Tensor counts = told_to_host(d, std::move(told), "counts");
+  const i32* next = counts.const_data_ptr<i32>();
   std::vector<SourceCopies> chunks(idx(d.p.plan().chunks));
   for (const TokenRange source : d.p.ranges(op)) {
-    const at::Tensor counts =
-        to_host(d.received(in[position(participants, source.device)].tensors[0]), "counts").contiguous();
-    const i32* next = counts.const_data_ptr<i32>();
+    check_counts(d, source, next);
     for (SourceCopies& chunk : chunks) {
       chunk.emplace_back(next, next + d.model.num_experts);
       next += d.model.num_experts;
@@ -69,10 +70,7 @@ void unpack_counts(OpContext& d, const Op& op, Devices participants, std::vector
 }  // namespace
 
 ExecOp exec_ops::tally() {
-  return TransferOp{.pack = pack_counts,
-                    .expected = expected_counts,
-                    .check_content = check_counts,
-                    .unpack = unpack_counts};
+  return TransferOp{.pack = pack_counts, .expected = expected_counts, .unpack = unpack_counts};
 }
 
 }  // namespace hetermoe

@@ -81,8 +81,7 @@ TokenHeads joined_tokens(OpContext& d, const Team& team, Devices participants, s
   std::array<std::vector<at::Tensor>, 3> parts;
   for (const TeamMember& peer : team.members) {
     const std::vector<at::Tensor>& tensors = in[position(participants, peer.device)].tensors;
-    for (std::size_t i = 0; i < parts.size(); ++i)
-      parts[i].push_back(d.received(tensors[i]).to(d.state.dtype()));
+    for (std::size_t i = 0; i < parts.size(); ++i) parts[i].push_back(tensors[i].to(d.state.dtype()));
   }
   return {at::cat(parts[0]), at::cat(parts[1]), at::cat(parts[2])};
 }
@@ -98,7 +97,7 @@ TokenHeads added_heads(OpContext& d, const Team& team, Devices participants, std
                  at::zeros({tokens, all.heads.count, all.value}, options)};
   for (const TeamMember& peer : team.members) {
     const std::vector<at::Tensor>& tensors = in[position(participants, peer.device)].tensors;
-    const auto received = [&](std::size_t i) { return d.received(tensors[i]).to(d.state.dtype()); };
+    const auto received = [&](std::size_t i) { return tensors[i].to(d.state.dtype()); };
     TokenHeads own = heads_for(d, team, out, peer.heads);
     own.q.copy_(received(0));
     own.k.add_(received(1));
@@ -150,7 +149,7 @@ void unpack_to_tokens(OpContext& d, const Op& op, Devices participants, std::vec
   LayerSlot& slot = d.slots.layer(op.layer, op.microbatch);
   std::vector<at::Tensor> parts;
   for (const TeamMember& peer : team_here(d, op).members)
-    parts.push_back(d.received(in[position(participants, peer.device)].tensors[0]).to(d.state.dtype()));
+    parts.push_back(in[position(participants, peer.device)].tensors[0].to(d.state.dtype()));
   if (op.phase == Phase::kBackward)
     slot.team.d_context = at::cat(parts);
   else

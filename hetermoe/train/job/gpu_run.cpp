@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <optional>
 
@@ -24,6 +25,10 @@ std::vector<GpuFacts> facts_of_all(const std::vector<c10::Device>& where) {
   return gpus;
 }
 
+bool all_equal(const std::vector<int>& values) {
+  return std::adjacent_find(values.begin(), values.end(), std::not_equal_to<>()) == values.end();
+}
+
 /// The GPU of each device of the cluster, for a process that stands at `turn` among those of its host.
 std::vector<c10::Device> gpus_in_turn(const Job& job, const Cluster& cluster, const Processes& processes) {
   std::vector<c10::Device> where;
@@ -34,14 +39,14 @@ std::vector<c10::Device> gpus_in_turn(const Job& job, const Cluster& cluster, co
   return where;
 }
 
-/// [num_devices]. One process sees its GPUs. Of several each knows its own, and which device it will be is
-/// settled by the types of the cluster; on an emulated clock any may be any.
+/// [num_devices]. One process sees its GPUs. Where they differ, and of several processes, the types of the
+/// cluster settle which device a GPU will be; on an emulated clock any may be any.
 std::vector<int> capabilities_of(const Job& job, const Cluster& cluster, const Processes& processes) {
   const std::vector<c10::Device> where = gpus_in_turn(job, cluster, processes);
   std::vector<int> out;
   for (const c10::Device device : where) out.push_back(compute_capability(device));
-  if (processes.alone()) return out;
-  int least = out.at(0);
+  if (processes.alone() && all_equal(out)) return out;
+  int least = *std::min_element(out.begin(), out.end());
   for (const std::string& text : processes.gather(std::to_string(least)))
     least = std::min(least, std::stoi(text));
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
@@ -108,7 +113,14 @@ std::string gpu_fault(const std::vector<GpuFacts>& gpus, const std::vector<int>&
     const std::string why = no_code_for(gpu, architectures);
     if (!why.empty()) return why;
   }
-  return different_gpus(gpus);
+  return "";
+}
+
+std::vector<GpuFacts> gpus_here() {
+  std::vector<GpuFacts> gpus;
+  for (int gpu = 0; gpu < num_cuda_devices(); ++gpu)
+    gpus.push_back(gpu_facts({c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(gpu)}));
+  return gpus;
 }
 
 std::vector<c10::Device> places_of(const Job& job, const Cluster& cluster, const Processes& processes,

@@ -15,13 +15,16 @@ namespace hetermoe {
 /// Where the tensors of each device of the cluster are: empty = on the CPU. Tells libtorch what the job asks
 /// of GPUs, so call
 /// it before a tensor is made there; `uses_fp64`: some device computes in fp64. Throws
-/// ConfigError for a GPU that is not there or that libtorch has no code for, a driver that is too old, and
-/// GPUs of two kinds in one process.
+/// ConfigError for a GPU that is not there or that libtorch has no code for, and for a driver that is too
+/// old. GPUs are taken in turn; which device is on which of several kinds is settled later (assign_gpus).
 std::vector<c10::Device> places_of(const Job& job, const Cluster& cluster, const Processes& processes,
                                    bool uses_fp64);
 
 /// The fault of these GPUs, each of which some device of a process uses; empty = none.
 std::string gpu_fault(const std::vector<GpuFacts>& gpus, const std::vector<int>& architectures);
+
+/// All GPUs that this process sees, by their numbers.
+std::vector<GpuFacts> gpus_here();
 
 /// The default dtype of a GPU of this compute capability (80 for 8.0): bf16, fp16 below 8.0, fp32 where it is
 /// not known (0).

@@ -56,7 +56,9 @@ class Matching {
   }
   std::vector<i32> rank_of_devices() const {
     std::vector<i32> ranks(wanted_.size(), -1);
-    for (i32 r = 0; r < static_cast<i32>(device_of_.size()); ++r) ranks[idx(device_of_[idx(r)])] = r;
+    for (i32 r = 0; r < static_cast<i32>(device_of_.size()); ++r) {
+      if (device_of_[idx(r)] >= 0) ranks[idx(device_of_[idx(r)])] = r;
+    }
     return ranks;
   }
 
@@ -138,6 +140,19 @@ std::vector<DeviceId> working_devices(const Plan& plan) {
   return devices;
 }
 
+/// In the order of nodes, which may differ in size.
+std::vector<i32> a_rank_for_each_node(const std::vector<DeviceId>& working, const Cluster& cluster) {
+  std::map<NodeId, i32> ranks;
+  for (const DeviceId device : working) ranks[cluster.devices[idx(device)].node] = 0;
+  i32 next = 0;
+  for (auto& [node, rank] : ranks) rank = next++;
+  std::vector<i32> rank_of(idx(cluster.num_devices()), kNoRank);
+  for (const DeviceId device : working) rank_of[idx(device)] = ranks[cluster.devices[idx(device)].node];
+  return rank_of;
+}
+
+bool is_like(const RankGpu& a, const RankGpu& b) { return a.name == b.name && a.capability == b.capability; }
+
 }  // namespace
 
 std::vector<i32> ranks_of_devices(const Plan& plan, const Cluster& cluster, i32 num_ranks) {
@@ -151,32 +166,57 @@ std::vector<i32> ranks_of_devices(std::span<const Plan* const> plans, const Clus
     for (const DeviceId device : working_devices(*plan)) used.insert(device);
   }
   const std::vector<DeviceId> working(used.begin(), used.end());
+  const auto num_busy = [](const Plan& plan, const std::vector<i32>& rank_of) {
+    std::set<i32> busy;
+    for (const DeviceId device : working_devices(plan)) busy.insert(rank_of[idx(device)]);
+    return static_cast<i32>(busy.size());
+  };
+  const std::vector<i32> by_node = a_rank_for_each_node(working, cluster);
+  if (std::ranges::all_of(plans, [&](const Plan* plan) { return num_busy(*plan, by_node) == num_ranks; }))
+    return by_node;
   std::vector<i32> rank_of = spread_working_devices(working, cluster.num_devices(), num_ranks);
   for (std::size_t p = 0; p < plans.size(); ++p) {
-    std::set<i32> busy;
-    for (const DeviceId device : working_devices(*plans[p])) busy.insert(rank_of[idx(device)]);
-    if (static_cast<i32>(busy.size()) == num_ranks) continue;
+    const i32 busy = num_busy(*plans[p], rank_of);
+    if (busy == num_ranks) continue;
     fail<ConfigError>(
         p == 0 ? "plan" : "train.changes",
         "plan {} of {} gives only {} of {} processes a device, expected all: a device stays with "
         "its process through all plans. Start fewer processes",
-        p + 1, plans.size(), busy.size(), num_ranks);
+        p + 1, plans.size(), busy, num_ranks);
   }
   return rank_of;
 }
 
 std::vector<i32> assign_ranks(const std::vector<RankGpu>& found, const std::vector<WantedGpu>& wanted) {
-  HM_CHECK(found.size() == wanted.size(), "{} ranks for {} devices", found.size(), wanted.size());
-  std::vector<i32> all(wanted.size());
+  HM_CHECK(found.size() >= wanted.size(), "{} ranks for {} devices", found.size(), wanted.size());
+  std::vector<i32> all(wanted.size()), ranks(found.size());
   std::iota(all.begin(), all.end(), 0);
+  std::iota(ranks.begin(), ranks.end(), 0);
   for (const Fit fit : {Fit::kExact, Fit::kAtLeast}) {
     if (keeps_order(found, wanted, fit)) return all;
     Matching by_node(found, wanted, fit);
     if (place_by_node(by_node, found, wanted)) return by_node.rank_of_devices();
     Matching anywhere(found, wanted, fit);
-    if (anywhere.place(all, all)) return anywhere.rank_of_devices();
+    if (anywhere.place(all, ranks)) return anywhere.rank_of_devices();
   }
   refuse(found, wanted);
+}
+
+std::vector<i32> assign_gpus(const std::vector<RankGpu>& found, const std::vector<WantedGpu>& wanted,
+                             i32 first) {
+  const auto other = std::ranges::find_if(found, [&](const RankGpu& gpu) { return !is_like(gpu, found[0]); });
+  if (other != found.end()) {
+    if (wanted.size() <= found.size()) return assign_ranks(found, wanted);
+    fail<ConfigError>("run.device",
+                      "a process has {} of two kinds ({}, {}) for {}: expected a GPU for each device. Start "
+                      "more processes, or name one GPU: --run.device cuda:0",
+                      counted(found.size(), "GPU"), found[0].name, other->name,
+                      counted(wanted.size(), "device"));
+  }
+  std::vector<i32> gpus;
+  for (std::size_t i = 0; i < wanted.size(); ++i)
+    gpus.push_back((first + static_cast<i32>(i)) % static_cast<i32>(found.size()));
+  return gpus;
 }
 
 std::vector<WantedGpu> wanted_gpus(const Plan& plan, const Cluster& cluster) {

@@ -10,8 +10,9 @@
 // ranks are asked what they really have.
 namespace hetermoe {
 
-/// The devices that a plan uses over the ranks, in contiguous runs as equal as possible: [num_devices], -1 =
-/// the plan leaves the device idle. Throws ConfigError when there are more ranks than used devices.
+/// The devices that a plan uses over the ranks: [num_devices], -1 = the plan leaves the device idle. A rank
+/// for each node where there are as many, else contiguous runs as equal as possible. Throws ConfigError when
+/// there are more ranks than used devices.
 std::vector<i32> ranks_of_devices(const Plan& plan, const Cluster& cluster, i32 num_ranks);
 /// The same for a run that goes from plan to plan: a device stays with its rank, so those that any of the
 /// plans uses are spread. Throws ConfigError, too, when some plan leaves a rank without a device.
@@ -33,10 +34,16 @@ struct WantedGpu {
   Bytes memory = 0;
 };
 
-/// The rank of each wanted device, of as many ranks. Rank i keeps device i if it has such a GPU; else ranks
-/// are permuted, those of a node onto one host if that can be. A GPU with more memory than the type has
+/// The rank of each wanted device, of as many ranks or more. Rank i keeps device i if it has such a GPU; else
+/// ranks are permuted, those of a node onto one host if that can be. A GPU with more memory than the type has
 /// serves only where no exact one is left. Throws ConfigError with both lists when no permutation fits.
 std::vector<i32> assign_ranks(const std::vector<RankGpu>& found, const std::vector<WantedGpu>& wanted);
+
+/// The GPU of each wanted device, among those of one process. GPUs of one kind are taken in turn from `first`
+/// on; of several kinds each device gets one of its own kind, as in assign_ranks(). Throws ConfigError, too,
+/// for several kinds with fewer GPUs than devices.
+std::vector<i32> assign_gpus(const std::vector<RankGpu>& found, const std::vector<WantedGpu>& wanted,
+                             i32 first);
 
 /// The devices of the cluster that the plan uses, as GPUs that ranks must have.
 std::vector<WantedGpu> wanted_gpus(const Plan& plan, const Cluster& cluster);

@@ -87,6 +87,32 @@ std::vector<i32> place_ranks(const SessionParts& parts, const Processes& process
   return rank_of;
 }
 
+/// The GPUs of this process's devices, where it has several of each.
+void place_on_gpus(Session::Options& options, const SessionParts& parts, const Processes& processes) {
+  if (parts.job.run.device != "cuda" || options.where.empty()) return;
+  std::vector<WantedGpu> wanted = wanted_gpus(parts.plan, parts.cluster);
+  if (!processes.alone()) {
+    std::erase_if(wanted, [&](const WantedGpu& gpu) {
+      return std::ranges::find(options.local, gpu.device) == options.local.end();
+    });
+  }
+  if (wanted.size() < 2) return;
+  std::vector<RankGpu> found;
+  for (const GpuFacts& gpu : gpus_here()) found.push_back({"", gpu.name, gpu.capability, gpu.memory});
+  const bool any = parts.job.clock.kind != ClockKind::kReal;  // on an emulated clock
+  if (any) found.assign(found.size(), found.front());
+  const i32 first = processes.alone() ? 0 : processes.local_rank() * static_cast<i32>(wanted.size());
+  const bool must_fit = !processes.alone() && !any && found.size() >= wanted.size();
+  const std::vector<i32> gpus = must_fit ? assign_ranks(found, wanted) : assign_gpus(found, wanted, first);
+  for (std::size_t i = 0; i < wanted.size(); ++i)
+    options.where[idx(wanted[i].device)].set_index(static_cast<c10::DeviceIndex>(gpus[i]));
+}
+
+bool has_several_devices(const std::vector<i32>& rank_of) {
+  std::set<i32> seen;
+  return std::ranges::any_of(rank_of, [&](i32 rank) { return rank != kNoRank && !seen.insert(rank).second; });
+}
+
 /// A host belongs to the process of its devices.
 void add_hosts(std::vector<i32>& rank_of, const SessionParts& parts) {
   const Plan& plan = parts.plan;
@@ -177,7 +203,6 @@ std::unique_ptr<Session> make_session(const SessionParts& parts, const Processes
                       counted(processes.num_ranks(), "process"));
   }
   const c10::Device own = options.where.empty() ? c10::Device(c10::DeviceType::CPU) : options.where[0];
-  const TransportKind& kind = find_transport(processes, own, job.run.transport);
   TransportOptions transport{.rank_of = std::vector<i32>(idx(cluster.num_devices()), 0),
                              .queues = {},
                              .device = own,
@@ -185,17 +210,22 @@ std::unique_ptr<Session> make_session(const SessionParts& parts, const Processes
   if (!processes.alone()) {
     transport.rank_of = place_ranks(parts, processes, own);
   }
+  const TransportNeeds needs{.hosts = uses_hosts(parts.plan),
+                             .several_devices = has_several_devices(transport.rank_of)};
+  const TransportKind& kind = find_transport(processes, own, job.run.transport, needs);
   add_hosts(transport.rank_of, parts);
   if (!processes.alone()) {
     for (PlaceId place = 0; place < static_cast<PlaceId>(transport.rank_of.size()); ++place) {
       if (transport.rank_of[idx(place)] == processes.rank()) options.local.push_back(place);
     }
   }
-  if (!kind.attributes.hosts && uses_hosts(parts.plan)) {
-    fail<ConfigError>("plan.offload",
-                      "keeps parameters on hosts, which transport {} does not reach: expected one "
-                      "process, or processes of mpirun",
-                      kind.name);
+  place_on_gpus(options, parts, processes);
+  if (!kind.attributes.hosts && needs.hosts) {
+    fail<ConfigError>(
+        "plan.offload",
+        "keeps parameters on hosts, which transport {} does not reach: expected one process, or "
+        "one for each node by mpirun (-np {})",
+        kind.name, parts.cluster.nodes.size());
   }
   if (kind.attributes.one_launch_order) agree_on_launches(options, parts, processes);
   return std::make_unique<Session>(parts.model, cluster, parts.plan, options, [&](const Schedule& schedule) {
