@@ -416,6 +416,7 @@ Seconds Executor::exchange(Lane& lane, const LaneOp& item, const TransferOp& tra
                                                std::move(out));
   Seconds last = ready;
   for (const Message& message : in) last = std::max(last, message.ready);
+  if (is_copy && runtime.where().is_cpu()) wait_for_writers(in);
   Message elsewhere;
   if (!is_copy) elsewhere = bring_here(in, runtime.where());
   if (options_.memory != nullptr && !is_copy) copy_received(in, participants, runtime.device());
@@ -424,6 +425,13 @@ Seconds Executor::exchange(Lane& lane, const LaneOp& item, const TransferOp& tra
   in.push_back(std::move(elsewhere));
   keep_until_read(lane, std::move(in));
   return last;
+}
+
+/// A host has no stream that could wait in its place: it changes what a GPU copied, or reads what one wrote.
+void Executor::wait_for_writers(const std::vector<Message>& in) const {
+  for (const Message& message : in) {
+    if (message.written != nullptr) wait_for_event(*message.written);
+  }
 }
 
 void Executor::finish_op(Lane& lane, const LaneOp& item, Seconds end) {

@@ -177,6 +177,7 @@ class Executor {
   void begin_stream(Lane& lane);
   void launch(Lane& lane, const LaneOp& item, Seconds ready);
   bool runs_ahead(const Lane& lane) const;
+  void wait_for_writers(const std::vector<Message>& in) const;
   void wait_for_event(const StreamEvent& event) const;
   void end_stream(Lane& lane);
   void end_launched(Lane& lane);

@@ -244,6 +244,17 @@ std::vector<LogicalTensor> ParameterStore::tensors() const {
   return all;
 }
 
+std::vector<at::Tensor> ParameterStore::copied_with_devices() const {
+  std::vector<at::Tensor> all;
+  for (const auto& [key, shelf] : shelves_) {
+    for (const StateTensors& state : shelf.states) {
+      for (const std::vector<at::Tensor>* tensors : {&state.visitors(), &state.published, &state.grads})
+        all.insert(all.end(), tensors->begin(), tensors->end());
+    }
+  }
+  return all;
+}
+
 i64 ParameterStore::bytes() const {
   i64 sum = 0;
   for (const auto& [key, shelf] : shelves_) {

@@ -116,6 +116,8 @@ class ParameterStore {
   std::vector<LogicalTensor> tensors() const;
   /// Bytes of all storages.
   i64 bytes() const;
+  /// On a host: the tensors that are copied to devices and from them.
+  std::vector<at::Tensor> copied_with_devices() const;
 
   // ---- As ops use them ----
   bool holds(i32 state) const { return by_state_.count(state) > 0; }

@@ -60,9 +60,10 @@ void ParameterStore::admit(i32 index, const std::vector<at::Tensor>& values) {
   make_room(index);
   StateTensors& state = of_state(index);
   Shelf& shelf = shelves_.at(key_of(state.state));
-  if (shelf.group && shelf.group->buffer.defined()) shelf.group->buffer.copy_(values.back());
+  if (shelf.group && shelf.group->buffer.defined())
+    shelf.group->buffer.copy_(values.back(), /*non_blocking=*/true);
   const std::vector<at::Tensor>& here = state.visitors();
-  for (std::size_t i = 0; i < here.size(); ++i) here[i].copy_(values[i]);
+  for (std::size_t i = 0; i < here.size(); ++i) here[i].copy_(values[i], /*non_blocking=*/true);
 }
 
 std::vector<at::Tensor> ParameterStore::dismiss(i32 index) {

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <list>
 #include <mutex>
 #include <optional>
@@ -62,14 +63,24 @@ struct LateCopy {
   at::Tensor target, contents;
 };
 
+/// A copy from pinned memory, which the host is not to change before it has ended.
+struct LateRead {
+  std::size_t stream;
+  u64 tick;
+  at::Tensor source, contents;
+  std::string op;
+};
+
 struct World {
-  std::mutex mutex;
+  std::recursive_mutex mutex;  // memory may be dropped while it is held
   std::array<Clock, kFakeGpus* kStreams> clocks = {};
   Clock ended = {};  ///< as far as the host knows
   std::array<i32, 2 * kFakeGpus> next_pooled = {};
   std::map<const void*, Memory> memory;
   std::set<const void*> pinned;
   std::list<LateCopy> late;
+  std::list<LateRead> late_reads;
+  bool all_pinned = false;
   std::vector<std::string> faults;
   std::map<std::string, i64> waits;
 };
@@ -117,10 +128,30 @@ void end_late_copies() {
   }
 }
 
+bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
+  const at::Tensor x = a.contiguous(), y = b.contiguous();
+  return std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
+}
+
+void end_late_reads() {
+  World& w = world();
+  for (auto read = w.late_reads.begin(); read != w.late_reads.end();) {
+    if (w.ended[read->stream] < read->tick) {
+      ++read;
+      continue;
+    }
+    if (!same_bytes(read->source, read->contents))
+      add_fault(
+          fmt::format("the host changed what {} on {} may still read", read->op, name_of(read->stream)));
+    read = w.late_reads.erase(read);
+  }
+}
+
 /// The host knows that all this has ended.
 void host_knows(const Clock& clock) {
   merge(world().ended, clock);
   end_late_copies();
+  end_late_reads();
 }
 
 void host_waits(std::size_t stream, const std::string& op) {
@@ -303,7 +334,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
   bool isPinnedPtr(const void* data) const override {
     const std::lock_guard lock(world().mutex);
-    return world().pinned.count(data) > 0;
+    return world().all_pinned || world().pinned.count(data) > 0;
   }
   c10::Allocator* getPinnedMemoryAllocator() const override {
     static auto* const one = new PinnedAllocator;
@@ -534,6 +565,8 @@ at::Tensor& copy_(at::Tensor& to, const at::Tensor& from_given, bool non_blockin
     poison(to);
     return to;
   }
+  if (gpu_writes && !gpu_reads && non_blocking && pinned)
+    w.late_reads.push_back({stream, tick, source, source.clone(), name});
   target.copy_(source);
   if (!both && !(non_blocking && pinned)) host_waits(stream, name);
   return to;
@@ -587,6 +620,11 @@ void clear_fake_gpus() {
   w.waits.clear();
   for (const Clock& clock : w.clocks) host_knows(clock);
   for (auto& [base, memory] : w.memory) memory.accesses.clear();
+}
+
+void lock_memory_for_fake_gpus(bool all) {
+  const std::lock_guard lock(world().mutex);
+  world().all_pinned = all;
 }
 
 std::vector<std::string> faults_of_fake_gpus() {

@@ -29,6 +29,9 @@ std::vector<std::string> faults_of_fake_gpus();
 /// How often the host waited for a GPU since the last clear, by operation.
 std::map<std::string, i64> waits_for_fake_gpus();
 
+/// Whether copies from and to all memory of the host need not wait, or those of the pinned allocator alone.
+void lock_memory_for_fake_gpus(bool all);
+
 /// What the calling thread launches from here on, for faults.
 void name_fake_work(const std::string& name);
 

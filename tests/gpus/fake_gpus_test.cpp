@@ -100,5 +100,17 @@ TEST(FakeGpus, PinnedMemoryHoldsNothingBeforeTheHostHasWaited) {
   EXPECT_EQ(host[2][3].item<double>(), 11);
 }
 
+TEST(FakeGpus, FindAHostThatChangesWhatIsBeingCopied) {
+  for (const bool waits : {true, false}) {
+    clear_fake_gpus();
+    at::Tensor host = at::ones({4}, at::TensorOptions().pinned_memory(true));
+    const at::Tensor a = host.to(fake_gpu(0), /*non_blocking=*/true);
+    if (waits) finish_stream(fake_gpu(0));
+    host.zero_();
+    finish_stream(fake_gpu(0));
+    EXPECT_EQ(faults_of_fake_gpus().empty(), waits);
+  }
+}
+
 }  // namespace
 }  // namespace hetermoe::testing

@@ -40,8 +40,10 @@ StepInput input_of(const Plan& plan, const ModelConfig& model, i64 step) {
 }
 
 /// num_gpus: devices are on these in turn, and hosts on the CPU; 0 = all are on the CPU.
-std::unique_ptr<Session> session_of(const Runs& runs, i32 num_gpus) {
+std::unique_ptr<Session> session_of(const Runs& runs, i32 num_gpus,
+                                    const MakeStream& streams = make_gpu_stream) {
   Session::Options options{runs.step, {}, {}};
+  options.executor.make_stream = streams;
   options.executor.before_op = [](const Op& op, DeviceId device) {
     name_fake_work(fmt::format("{} on device {}", to_string(op), device));
   };
@@ -132,6 +134,64 @@ TEST(Gpus, WhatLivesOnHostsIsWrittenBeforeItIsRead) {
       expect_no_difference(small.runs(plan, named.name + " with " + entries.back()), 4);
     }
   }
+}
+
+/// Copies that nobody waits for, as from memory that is locked.
+TEST(Gpus, HostsChangeNothingThatIsBeingCopied) {
+  const Small small;
+  lock_memory_for_fake_gpus(true);
+  for (const char* strategy : {"ep", "zebra", "pp-ep"}) {
+    for (const std::vector<std::string>& entries :
+         {std::vector<std::string>{"optimizer"}, {"all", "saved"}}) {
+      for (const i64 staleness : {0, 1}) {
+        Plan plan = small.plan(strategy);
+        offload(plan, small.model, small.cluster, entries, "test");
+        Runs runs = small.runs(plan, fmt::format("{} with {}, {}", strategy, entries.back(), staleness));
+        if (staleness == 1 && (entries.size() == 1 || !validate(plan, small.model, small.cluster).empty()))
+          continue;
+        runs.step.staleness = staleness;
+        expect_no_difference(runs, 4);
+      }
+    }
+  }
+  lock_memory_for_fake_gpus(false);
+}
+
+/// Streams of GPUs with a fault: what the tests above find.
+class Careless : public WorkStream {
+ public:
+  enum class Fault { kForgetsWaits, kDropsAtOnce };
+  Careless(std::unique_ptr<WorkStream> inner, Fault fault) : inner_(std::move(inner)), fault_(fault) {}
+
+  void launch(std::function<void()> work) override { inner_->launch(std::move(work)); }
+  EventPtr record() override { return inner_->record(); }
+  void wait(const EventPtr& event) override {
+    if (fault_ != Fault::kForgetsWaits) inner_->wait(event);
+  }
+  void release(std::vector<EventPtr> after, std::function<Released()> take) override {
+    inner_->release(fault_ == Fault::kDropsAtOnce ? std::vector<EventPtr>{} : std::move(after),
+                    std::move(take));
+  }
+  void collect() override { inner_->collect(); }
+
+ private:
+  std::unique_ptr<WorkStream> inner_;
+  Fault fault_;
+};
+
+TEST(Gpus, StreamsThatForgetToWaitOrDropAtOnceAreFound) {
+  const Small small;
+  const Runs runs = small.runs(small.plan("zebra"), "zebra");
+  for (const Careless::Fault fault : {Careless::Fault::kForgetsWaits, Careless::Fault::kDropsAtOnce}) {
+    clear_fake_gpus();
+    const std::unique_ptr<Session> session = session_of(runs, 4, [&](c10::Device device, bool transfers) {
+      std::unique_ptr<WorkStream> inner = make_gpu_stream(device, transfers);
+      return inner == nullptr ? nullptr : std::make_unique<Careless>(std::move(inner), fault);
+    });
+    session->train_step(input_of(runs.plans[0], runs.model, 0));
+    EXPECT_FALSE(faults_of_fake_gpus().empty());
+  }
+  clear_fake_gpus();
 }
 
 TEST(Gpus, CountsAndGuestsAreReadWhereTheyAre) {

@@ -1,6 +1,7 @@
 #include <array>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/device/host_copy.h"
 #include "hetermoe/exec/ops/op_functions.h"
 
 // fetch: parameters of a state go from the host to a device. store: gradients go back. Or activations, in
@@ -61,10 +62,15 @@ std::vector<at::Tensor> shapes_of(const std::vector<at::Tensor>& tensors) {
   return shapes;
 }
 
+/// To a GPU without waiting: the host hears of the end by copied(). To the host by way of pinned memory.
+at::Tensor to_place(const at::Tensor& tensor, c10::Device where) {
+  return where.is_cpu() ? to_host(tensor, "copies to the host") : to_device(tensor, where);
+}
+
 std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& tensors, c10::Device where) {
   std::vector<at::Tensor> copies;
   for (const at::Tensor& tensor : tensors)
-    copies.push_back(at::empty(tensor.sizes(), tensor.options().device(where)).copy_(tensor));
+    copies.push_back(tensor.device() == where ? tensor.clone() : to_place(tensor, where));
   return copies;
 }
 
@@ -166,7 +172,7 @@ void unpack_fetch(OpContext& d, const Op& op, Devices participants, std::vector<
   const std::vector<at::Tensor>& from = received(d, participants, in).tensors;
   if (visits(d, op)) return d.state.store().admit(op.state, from);
   const std::vector<at::Tensor> to = parameters_of(d, op);
-  for (std::size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
+  for (std::size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i], /*non_blocking=*/true);
 }
 
 void pack_store(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
@@ -184,7 +190,7 @@ void unpack_store(OpContext& d, const Op& op, Devices participants, std::vector<
   for (std::size_t i = 0; i < from.size(); ++i) {
     // Of each visit a part; else the whole sum, which keeps its bits.
     if (visits(d, op))
-      sum[i].add_(from[i].to(d.where()));
+      sum[i].add_(to_place(from[i], d.where()));
     else
       sum[i].copy_(from[i]);
   }

@@ -70,6 +70,7 @@ void start_weights(RunState& run) {
 
 void resume(RunState& run) {
   name_run(run);
+  for (const std::string& note : run.session->notes()) run.tell(note);
   if (!run.job.checkpoint.resume) return;
   const Resumed resumed =
       load_newest(checkpoint_folder(run.job.output), run.model, run.session->states(), run.processes);

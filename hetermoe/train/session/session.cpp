@@ -5,6 +5,7 @@
 #include <set>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/report/table.h"
 #include "hetermoe/sim/simulator.h"
 
 namespace hetermoe {
@@ -100,7 +101,23 @@ void Session::add_states(const Pass& pass, const Schedule& placed) {
     storage.lora = options_.step.lora;
     states_.push_back(std::make_unique<DeviceState>(place, placed, model_, storage));
     if (options_.step.staleness > 0) states_.back()->store().let_updates_lag();
+    if (place >= cluster_.num_devices() && !options_.where.empty())
+      locked_.emplace_back(states_.back()->store().copied_with_devices());
   }
+}
+
+std::vector<std::string> Session::notes() const {
+  Bytes missing = 0;
+  int error = 0;
+  for (const LockedMemory& locked : locked_) {
+    missing += locked.missing();
+    if (locked.error() != 0) error = locked.error();
+  }
+  if (missing == 0) return {};
+  return {
+      fmt::format("{} of main memory cannot be locked for copies to GPUs (error {} of CUDA): they are slower "
+                  "and wait. Raise the limit of locked memory (ulimit -l unlimited)",
+                  format_bytes(missing), error)};
 }
 
 void Session::keep_lost() {

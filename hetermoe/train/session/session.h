@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "hetermoe/device/host_copy.h"
 #include "hetermoe/exec/executor.h"
 #include "hetermoe/nn/reference.h"
 #include "hetermoe/schedule/migration_schedule.h"
@@ -65,6 +66,8 @@ class Session {
   std::vector<DeviceState*> states();
   /// Devices of this process, under any plan; empty = all.
   const std::vector<DeviceId>& local() const { return options_.local; }
+  /// Sentences about how this session runs, for the user.
+  std::vector<std::string> notes() const;
   /// Transfers are launched in an order by cost: a change of plan needs one, too.
   bool launches_in_order() const { return options_.launch_by != nullptr; }
   Executor& executor() { return *passes_.train->executor; }
@@ -113,6 +116,7 @@ class Session {
   Options options_;
   std::unique_ptr<Transport> transport_;
   std::vector<std::unique_ptr<DeviceState>> states_;
+  std::vector<LockedMemory> locked_;  ///< of hosts, after their states
   Passes passes_;
   i64 num_changes_ = 0;
 };
