@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <iostream>
 #include <memory>
+#include <set>
 
 #include "hetermoe/base/error.h"
+#include "hetermoe/base/index.h"
 #include "hetermoe/base/version.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
@@ -19,6 +21,7 @@
 #include "hetermoe/report/table.h"
 #include "hetermoe/report/waits_text.h"
 #include "hetermoe/train/job/job.h"
+#include "hetermoe/train/session/session.h"
 
 namespace hetermoe {
 namespace {
@@ -204,6 +207,24 @@ Json money_json(const PlanRequest& request, const PlanResult& result, double run
   return json;
 }
 
+bool has_gpus(const Cluster& cluster) {
+  return std::ranges::all_of(cluster.types,
+                             [](const DeviceType& type) { return type.compute_capability > 0; });
+}
+
+/// The processes that train a plan on GPUs. Those of a node share a host.
+std::string processes_text(const Cluster& cluster, const Plan& plan) {
+  std::set<NodeId> nodes;
+  const std::vector<DeviceId> devices = devices_of(plan);
+  for (const DeviceId device : devices) nodes.insert(cluster.devices[idx(device)].node);
+  if (nodes.size() == 1) return "one process";
+  if (uses_hosts(plan))
+    return fmt::format("a process for each of {} nodes, whose main memory it uses (mpirun -np {})",
+                       nodes.size(), nodes.size());
+  return fmt::format("a process for each of {} GPUs (torchrun, or mpirun -np {})", devices.size(),
+                     devices.size());
+}
+
 /// What to do with a plan: look at it, train with it.
 void print_next(const PlanArguments& options, const PlanRequest& request, const Plan& plan) {
   const bool written = !options.output.empty();
@@ -219,6 +240,9 @@ void print_next(const PlanArguments& options, const PlanRequest& request, const 
   const std::string trained = dtype + flags_of(options.train);
   std::cout << fmt::format("simulate: {} simulate {}{}\n", program(), common, trained);
   if (!request.model.unsupported.empty()) return;
+  if (has_gpus(request.cluster))
+    std::cout << fmt::format("on its GPUs train with --run.device cuda, in {}\n",
+                             processes_text(request.cluster, plan));
   std::cout << fmt::format("train: {} train {} --train.seq_len {} --train.sequences {}{}\n", program(),
                            common, request.seq_len, total_sequences(plan), trained);
 }

@@ -89,7 +89,7 @@ void preflight(const Job& job, const Processes& processes) {
   PreflightOptions how;
   how.device = find_device_in_turn(job.run.device, processes.local_rank(), "run.device");
   for (const std::string& complaint :
-       check_processes(processes, pair_transport(processes, how.device), how)) {
+       check_processes(processes, pair_transport(processes, how.device, job.run.transport), how)) {
     if (processes.rank() == 0) std::cerr << "[preflight] " << complaint << std::endl;
   }
 }

@@ -309,9 +309,9 @@ std::vector<std::string> pair_complaints(const std::vector<PairTimes>& pairs,
   return out;
 }
 
-MakePairTransport pair_transport(const Processes& processes, c10::Device device) {
-  return [&processes, device](const std::vector<i32>& rank_of) {
-    return find_transport(processes, device)
+MakePairTransport pair_transport(const Processes& processes, c10::Device device, const std::string& name) {
+  return [&processes, device, name](const std::vector<i32>& rank_of) {
+    return find_transport(processes, device, name)
         .make(processes, {.rank_of = rank_of, .queues = {kQueue}, .device = device});
   };
 }

@@ -56,8 +56,9 @@ std::vector<std::string> pair_complaints(const std::vector<PairTimes>& pairs,
 
 /// Makes the transport between processes, device r on rank r. Collective; may wait for others.
 using MakePairTransport = std::function<std::unique_ptr<Transport>(const std::vector<i32>& rank_of)>;
-/// Over MPI between CPUs, over NCCL between GPUs, of which `device` is this process's.
-MakePairTransport pair_transport(const Processes& processes, c10::Device device);
+/// By find_transport(); `device` is this process's.
+MakePairTransport pair_transport(const Processes& processes, c10::Device device,
+                                 const std::string& name = "auto");
 
 struct MeasuredPairs {
   std::vector<PairTimes> pairs;

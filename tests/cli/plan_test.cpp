@@ -79,6 +79,18 @@ TEST(PlanCommand, EndsWithTheCommandThatTrains) {
                         hetermoe_path(), plan));
 }
 
+/// Parts on hosts need all devices of a node in one process.
+TEST(PlanCommand, SaysHowProcessesAreStartedOnGpus) {
+  const auto says = [](const std::vector<std::string>& more, const std::string& text) {
+    std::vector<std::string> words = {"plan",  "--model", "tiny",        "--cluster", "rtx3090x4-v100x4",
+                                      "--seq", "256",     "--sequences", "8"};
+    words.insert(words.end(), more.begin(), more.end());
+    const std::string out = run_hetermoe(words).out;
+    EXPECT_TRUE(contains(out, "on its GPUs train with --run.device cuda, in " + text)) << out;
+  };
+  says({}, "a process for each of ");
+}
+
 /// Simulate and the dry run of train, whose last words are equal.
 TEST(SimulateCommand, AStepThatDoesNotFitEndsWithThatLine) {
   const std::vector<std::string> job = {
