@@ -53,6 +53,7 @@ def check_libraries(bundle, torch, env):
             path = os.path.normpath(place.split(" (")[0])
             fine = not place or own.fullmatch(name) or any(pathlib.Path(path).is_relative_to(f) for f in [bundle / "lib", *folders])
             check(fine and "not found" not in place, f"{program.name} takes {name} from {path}")
+            check("gomp" not in name or pathlib.Path(path).is_relative_to(torch.parent), f"{program.name} takes {name} from {path}")
 
 
 def check_in_empty_root(bundle, torch, system, folder):
@@ -73,7 +74,7 @@ def check_in_empty_root(bundle, torch, system, folder):
     check(doctor["configs"]["folder"] == "/bundle/configs", f"configurations of {doctor['configs']['folder']}")
     runs("plan", "--model", "demo", "--cluster", "demo", "--seq", "64", "--sequences", "16")
     trained = runs("train", "--model", "tiny", "--cluster", "one", "--strategy", "single", "--train.steps", "2", "--train.seq_len",
-                   "32", "--output", "/tmp/run")
+                   "32", "--data.paths", "/bundle/LICENSE", "--output", "/tmp/run")
     check("report: /tmp/run/report.html" in trained, f"the run: {trained}")
     # The root is empty enough: without its own libraries the program does not start.
     (folder / "bundle" / "lib").rename(folder / "bundle" / "away")

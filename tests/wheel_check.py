@@ -35,7 +35,7 @@ def check_tag(wheel, folder):
     """The C library that the name asks for has every symbol that a file asks for. This counts names in the files' tables; the
     wheel is named after another list, the versions that they need."""
     asked = int(re.search(r"manylinux_2_(\d+)_", wheel.name)[1])
-    for file in [*(folder / "bin").iterdir(), *(folder / "lib").iterdir()]:
+    for file in [*(folder / "bin").iterdir(), *(folder / "lib").rglob("*.so*")]:
         table = run(["objdump", "-T", file]).stdout
         needed = max((int(minor) for minor in re.findall(r"\*UND\*.*GLIBC_2\.(\d+)", table)), default=0)
         check(needed <= asked, f"{wheel.name}, but {file.name} needs glibc 2.{needed}")

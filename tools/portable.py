@@ -12,6 +12,10 @@ import program  # noqa: E402
 # What every machine with Python and torch has by itself, and must be its own. All else goes along.
 SYSTEM = re.compile(r"(ld-linux.*|lib(c|m|dl|rt|util|pthread|gcc_s|stdc\+\+|cuda))\.so.*")
 
+# Torch brings its own, which must be the only one: a second pool of threads would compete with it. Some builds of torch give
+# it another name; then this one is needed. So the starter has it looked for last.
+OPENMP = "libgomp.so"
+
 
 def libraries_of(executable):
     """{name: path} of those that go along, with what these need themselves. Torch's are not found here: a portable program
@@ -38,12 +42,12 @@ def commit_of(source):
 
 def put(source, build, folder, executables):
     """Fills a folder with bin/, lib/, configs/, the starter, and bundle.json. executables: {name in the build: name there}."""
-    for name in ("bin", "lib"):
+    for name in ("bin", "lib/last"):
         (folder / name).mkdir(parents=True)
     for built, name in executables.items():
         shutil.copy2(build / built, folder / "bin" / name)
         for library, path in libraries_of(build / built).items():
-            shutil.copy2(path, folder / "lib" / library)
+            shutil.copy2(path, folder / "lib" / ("last" if library.startswith(OPENMP) else "") / library)
     shutil.copytree(source / "configs", folder / "configs")
     shutil.copy2(source / "python" / "hetermoe" / "program.py", folder)
     (folder / "bundle.json").write_text(json.dumps({"commit": commit_of(source), "torch": torch_of(build)}) + "\n")

@@ -86,7 +86,7 @@ def make(source, build, folder):
         package = root / "hetermoe"
         portable.put(source, build, package, {"hetermoe_portable": "hetermoe"})
         shutil.copy2(source / "python" / "hetermoe" / "__init__.py", package)
-        binaries = [*(package / "bin").iterdir(), *(package / "lib").iterdir()]
+        binaries = [*(package / "bin").iterdir(), *(package / "lib").rglob("*.so*")]
         tag = f"py3-none-manylinux_2_{oldest_library(binaries)}_{platform.machine()}"
         record = write_metadata(source, build, root, version, tag)
         record.write_text(record_of(root, record))

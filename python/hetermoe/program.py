@@ -57,7 +57,7 @@ def checked_torch(torch, python=sys.executable):
 def environment(torch):
     """For the program: the loader finds torch's libraries by it."""
     known = os.environ.get("LD_LIBRARY_PATH", "")
-    return dict(os.environ, LD_LIBRARY_PATH=":".join(library_folders(torch) + ([known] if known else [])))
+    return dict(os.environ, LD_LIBRARY_PATH=":".join([*library_folders(torch), *([known] if known else []), str(HERE / "lib" / "last")]))
 
 
 def main():
