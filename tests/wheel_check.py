@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 
 
 def run(command, code=0, **options):
@@ -92,6 +93,13 @@ def check_functions(venv):
     check(told.startswith("2 [demp]") and 'Did you mean "demo"?' in told, f"the error: {told}")
 
 
+def check_example(venv, page):
+    """The Python lines of the page run as they stand."""
+    block = max(re.findall(r"(?:^    .*\n|^\n)+", page.read_text(), re.M), key=lambda text: text.count("hetermoe."))
+    told = venv.runs(textwrap.dedent(block) + "print(len(rows['rows']))").stdout
+    check(re.fullmatch(r".+ \d+\.\d+\n6\n", told), f"the example of {page.name}: {told}")
+
+
 def check_lacks(venv, torch, wanted):
     check_sentence(venv.hetermoe("train", "--model", "tiny", "--cluster", "one", "--strategy", "single", "--run.device",
                                  "cuda:0", code=2), "cuda:0")
@@ -122,6 +130,7 @@ def main():
         venv.sees(torch.parent)
         check_program(venv, version)
         check_functions(venv)
+        check_example(venv, source / "docs" / "python.md")
         check_lacks(venv, torch, wanted)
     print(f"{wheel.name} works in a fresh venv")
 
