@@ -292,7 +292,9 @@ void Executor::guard(const Lane& lane, const LaneOp& item, const std::function<v
 
 void Executor::run_op(Lane& lane, const LaneOp& item) {
   const Seconds ready = wait_until_ready(lane, item);
-  if (options_.before_op) options_.before_op(context_.schedule.ops[idx(item.op)], device_of(lane.id));
+  const Op& op = context_.schedule.ops[idx(item.op)];
+  if (is_wide(op)) use_threads(options_.threads_per_lane);
+  if (options_.before_op) options_.before_op(op, device_of(lane.id));
   if (lane.watch != nullptr) lane.watch->begin(item.op);
   now(lane).spans[lane.next] = {item.op, device_of(lane.id), 0, 0};
   if (lane.stream == nullptr) {
@@ -300,6 +302,7 @@ void Executor::run_op(Lane& lane, const LaneOp& item) {
   } else {
     launch(lane, item, ready);
   }
+  if (is_wide(op)) use_threads(1);
   check_memory(lane);
   finish_op(lane, item, now(lane).end);
 }
