@@ -261,7 +261,8 @@ std::string commands_of(const std::string& page, const std::string& section) {
 TEST(Plan, TheCommandsOfItsPageTrainWithoutAWarning) {
   const WorkFolder folder;
   const std::string commands = commands_of("planner.md", "How to go on with a plan");
-  ASSERT_TRUE(contains(commands, "train --model demo") && contains(commands, "plan --model demo")) << commands;
+  ASSERT_TRUE(contains(commands, "train --model demo") && contains(commands, "plan --model demo"))
+      << commands;
   const ProgramResult result =
       Child("/bin/sh", {"-ec", "cd \"$1\"; mkdir out build; ln -s \"$2\" build/hetermoe\n" + commands, "sh",
                         folder.path(), hetermoe_path()})
