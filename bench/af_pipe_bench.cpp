@@ -118,10 +118,8 @@ class Bench {
     plan.dtype.assign(cluster_.devices.size(), Dtype::kBf16);
     plan.wire_forward = plan.wire_backward = wire_of(Dtype::kBf16);
     plan.nics = nics_;
-    if (by_node_ && plan.combine_to == CombineTo::kSource && plan.row_nodes.empty()) {
-      Plan once = plan;
-      once.row_nodes = nodes_of_devices(cluster_);
-      keep(best, std::move(once));
+    if (by_node_ && plan.row_nodes.empty()) {
+      if (std::optional<Plan> once = with_row_nodes(plan, cluster_)) keep(best, *std::move(once));
     }
     const double speed = predictor_.predict(plan).tokens_per_s;
     if (speed <= best.tokens_per_s) return;

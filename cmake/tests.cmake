@@ -133,4 +133,7 @@ if(Python3_FOUND AND TARGET hetermoe_portable)
   add_test(NAME bench_gpu_check COMMAND Python3::Interpreter "${CMAKE_SOURCE_DIR}/tests/bench_gpu_check.py"
                                         "${CMAKE_SOURCE_DIR}" "${CMAKE_BINARY_DIR}" "${TORCH_DIR}")
   set_tests_properties(bench_gpu_check PROPERTIES LABELS torch TIMEOUT 600)
+  add_test(NAME wheel_check COMMAND Python3::Interpreter "${CMAKE_SOURCE_DIR}/tests/wheel_check.py"
+                                    "${CMAKE_SOURCE_DIR}" "${CMAKE_BINARY_DIR}" "${TORCH_DIR}")
+  set_tests_properties(wheel_check PROPERTIES LABELS "torch;rare" TIMEOUT 600)
 endif()

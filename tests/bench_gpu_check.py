@@ -12,6 +12,8 @@ import subprocess
 import sys
 import tempfile
 
+import empty_root
+
 
 def run(command, code=0, **options):
     got = subprocess.run([str(word) for word in command], capture_output=True, text=True, **options)
@@ -51,6 +53,33 @@ def check_libraries(bundle, torch, env):
             path = os.path.normpath(place.split(" (")[0])
             fine = not place or own.fullmatch(name) or any(pathlib.Path(path).is_relative_to(f) for f in [bundle / "lib", *folders])
             check(fine and "not found" not in place, f"{program.name} takes {name} from {path}")
+            check("gomp" not in name or pathlib.Path(path).is_relative_to(torch.parent), f"{program.name} takes {name} from {path}")
+
+
+def check_in_empty_root(bundle, torch, system, folder):
+    """Beside Python, torch and the libraries of a bare system the bundle needs nothing."""
+    if not empty_root.can_be_made():
+        print("skipped: the bundle in an empty root, for this machine forbids mounts (unshare --mount)")
+        return
+    root = empty_root.EmptyRoot(folder, torch, system)
+    shutil.copytree(bundle, folder / "bundle")
+    program = ["/bundle/hetermoe", "--python", root.python, "--torch-dir", torch]
+
+    def runs(*words):
+        got = root.run([*program, *words])
+        check(got.returncode == 0, f"in an empty root, {words}: {got.stdout}{got.stderr}")
+        return got.stdout
+
+    doctor = json.loads(runs("doctor", "--json"))
+    check(doctor["configs"]["folder"] == "/bundle/configs", f"configurations of {doctor['configs']['folder']}")
+    runs("plan", "--model", "demo", "--cluster", "demo", "--seq", "64", "--sequences", "16")
+    trained = runs("train", "--model", "tiny", "--cluster", "one", "--strategy", "single", "--train.steps", "2", "--train.seq_len",
+                   "32", "--data.paths", "/bundle/LICENSE", "--output", "/tmp/run")
+    check("report: /tmp/run/report.html" in trained, f"the run: {trained}")
+    # The root is empty enough: without its own libraries the program does not start.
+    (folder / "bundle" / "lib").rename(folder / "bundle" / "away")
+    got = root.run([*program, "--version"])
+    check(got.returncode == 127 and "error while loading shared libraries" in got.stderr, f"without its libraries: {got}")
 
 
 def main():
@@ -58,7 +87,7 @@ def main():
     run(["cmake", "--build", build, "--target", "hetermoe_portable", "test_cuda_portable"])  # one of before knows other files
     with tempfile.TemporaryDirectory() as folder:
         made, moved = pathlib.Path(folder, "made"), pathlib.Path(folder, "elsewhere", "moved")
-        run([sys.executable, source / "bench/gpu/bundle.py", source, build, made])
+        run([sys.executable, source / "tools/bundle.py", source, build, made])
         moved.parent.mkdir()
         shutil.move(str(made), str(moved))
         clean = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
@@ -86,6 +115,9 @@ def main():
         # Without time everything is left out, and nothing fails.
         run([*benchmark, "tiny", "--budget", 0], env=clean, cwd=folder)
         check(json.loads((out / "bench_gpu.json").read_text())["left_out"][0].startswith("doctor: no time"), "the time")
+        sys.path.insert(0, str(source / "tools"))
+        import portable
+        check_in_empty_root(moved, torch, portable.SYSTEM, pathlib.Path(folder, "root"))
     print("the bundle runs where it was moved to")
 
 

@@ -22,6 +22,10 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "python" / "hetermoe")]  # of a bundle, and of the sources
+sys.dont_write_bytecode = True
+import program  # noqa: E402
+
 # One microbatch of a step: sequences, tokens of each.
 SHAPES = {"olmoe4": (8, 2048), "qwen4": (4, 4096), "mixtral2": (4, 4096)}
 SMALL_SHAPE = (2, 64)  # of a model without a row above
@@ -73,12 +77,6 @@ def package_folder(python, package):
     return run.stdout.strip() if run.returncode == 0 else ""
 
 
-def torch_version(folder):
-    text = (folder / "version.py").read_text() if (folder / "version.py").exists() else ""
-    found = re.search(r"__version__ = '([^'+]*)", text)
-    return found[1] if found else ""
-
-
 class Machine:
     """Where things are, and how to run them within the time."""
 
@@ -103,15 +101,11 @@ class Machine:
 
     def environment_for_torch(self):
         """A build of another machine finds torch's libraries by this alone."""
-        site = self.torch.parent
-        folders = [self.torch / "lib", site / "torch.libs", *sorted(site.glob("nvidia/*/lib"))]
-        environment = dict(os.environ, HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
-        if self.bundled:
-            known = environment.get("LD_LIBRARY_PATH", "")
-            environment["LD_LIBRARY_PATH"] = ":".join([str(f) for f in folders if f.is_dir()] + ([known] if known else []))
+        environment = program.environment(self.torch) if self.bundled else dict(os.environ)
+        environment.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
         path = [self.args.python_path] if self.args.python_path else []
         if self.args.torch_dir:
-            path.append(str(site))
+            path.append(str(self.torch.parent))
         if path:
             environment["PYTHONPATH"] = ":".join(path + [environment.get("PYTHONPATH", "")]).rstrip(":")
         return environment
@@ -121,11 +115,10 @@ class Machine:
             raise Fault(f"{self.program} is not there: ./dev build, or --program")
         if not self.bundled:
             return
-        wanted, found = json.loads((ROOT / "bundle.json").read_text())["torch"], torch_version(self.torch)
-        if not found:
-            raise Fault(f"no torch found by {self.python}: name an interpreter that has it (--python) or its folder (--torch-dir)")
-        if found != wanted:
-            raise Fault(f"{self.torch} is torch {found}, expected {wanted}, for which this program was built")
+        try:
+            program.checked_torch(self.torch, self.python)
+        except program.TorchError as error:
+            raise Fault(f"{error}, or name an interpreter that has it (--python) or its folder (--torch-dir)") from error
 
     def left(self):
         return self.args.budget - (time.monotonic() - self.begin)

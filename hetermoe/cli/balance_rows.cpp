@@ -277,6 +277,40 @@ Case case_of(const BalanceRowsOptions& options, const Job& job) {
   return c;
 }
 
+/// One that cannot run here is left out by name, as `compare` leaves out strategies. Throws its error where
+/// none can.
+std::vector<Row> rows_of(const BalanceRowsOptions& options, const Job& job, const Case& c) {
+  const TraceBalance balance(c.model, c.cluster, c.plan, step_options(job, c.model),
+                             load_profiles(c.cluster));
+  const RecordedSteps steps(c.steps.size(), [&c](std::size_t step) { return c.routing(step); });
+  TraceBalanceOptions how{.balancer = {},
+                          .parts = options.parts,
+                          .knows = c.knows,
+                          .replicas = options.replicas,
+                          .guests = options.guests,
+                          .topology = options.topology,
+                          .guard = !options.no_guard,
+                          .groups = options.groups,
+                          .load_cap = options.load_cap,
+                          .padded = options.padded};
+  how.guest_cost = options.guest_cost < 0 ? std::nullopt : std::optional(options.guest_cost);
+  std::vector<Row> rows;
+  std::exception_ptr first_fault;
+  std::string left_out;
+  for (const std::string& name : options.balancers) {
+    how.balancer = name;
+    try {
+      rows.push_back({name, balance.run(how, steps)});
+    } catch (const Error& error) {
+      if (!first_fault) first_fault = std::current_exception();
+      left_out += fmt::format("{} does not run: {}\n", name, error.what());
+    }
+  }
+  if (rows.empty()) std::rethrow_exception(first_fault);
+  std::cerr << left_out << std::flush;
+  return rows;
+}
+
 }  // namespace
 
 int run_balance_rows(const BalanceRowsOptions& options, Overrides overrides) {
@@ -291,25 +325,7 @@ int run_balance_rows(const BalanceRowsOptions& options, Overrides overrides) {
         "--cluster, --strategy, --train.sequences and so on");
   const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
   const Case c = case_of(options, job);
-  const TraceBalance balance(c.model, c.cluster, c.plan, step_options(job, c.model),
-                             load_profiles(c.cluster));
-  const RecordedSteps steps(c.steps.size(), [&c](std::size_t step) { return c.routing(step); });
-  std::vector<Row> rows;
-  for (const std::string& name : options.balancers)
-    rows.push_back(
-        {name,
-         balance.run({.balancer = name,
-                      .parts = options.parts,
-                      .knows = c.knows,
-                      .replicas = options.replicas,
-                      .guests = options.guests,
-                      .guest_cost = options.guest_cost < 0 ? std::nullopt : std::optional(options.guest_cost),
-                      .topology = options.topology,
-                      .guard = !options.no_guard,
-                      .groups = options.groups,
-                      .load_cap = options.load_cap,
-                      .padded = options.padded},
-                     steps)});
+  const std::vector<Row> rows = rows_of(options, job, c);
   const std::filesystem::path file = std::filesystem::path(options.output) / "balance.html";
   if (!options.output.empty()) write_text(file, balance_page(page_of(rows, c, options.trace)));
   if (options.json) {

@@ -5,13 +5,12 @@
 #include <csignal>
 #include <cstring>
 #include <iostream>
-#include <map>
-#include <set>
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/json.h"
 #include "hetermoe/base/suggest.h"
 #include "hetermoe/base/version.h"
+#include "hetermoe/cli/option_hint.h"
 #include "hetermoe/comm/processes.h"
 #include "hetermoe/train/run/results.h"
 
@@ -41,36 +40,6 @@ std::vector<std::string> long_names(const CLI::App& app) {
     for (const std::string& name : option->get_lnames()) names.push_back(name);
   }
   return names;
-}
-
-/// The option that was probably meant; a key's last part alone ("steps") stands for the whole.
-std::string nearest_option(const std::string& got, const std::vector<std::string>& names) {
-  if (got.size() < 2) return "";  // everything is near
-  // What other trainers call it.
-  static const std::map<std::string, std::string> elsewhere = {{"train.dtype", "plan.attention_dtype"},
-                                                               {"lr", "train.learning_rate"},
-                                                               {"train.lr", "train.learning_rate"},
-                                                               {"batch_size", "train.sequences"},
-                                                               {"batch-size", "train.sequences"},
-                                                               {"max_steps", "train.steps"},
-                                                               {"seq_len", "seq"},
-                                                               {"seq-len", "seq"},
-                                                               {"num_train_epochs", "train.epochs"}};
-  if (const auto known = elsewhere.find(got);
-      known != elsewhere.end() && std::find(names.begin(), names.end(), known->second) != names.end())
-    return known->second;
-  // --seq, which other commands have, is train.seq_len.
-  for (const std::string& name : names)
-    if (name.find("." + got + "_") != std::string::npos) return name;
-  const std::string near = nearest_name(got, names);
-  if (!near.empty()) return near;
-  std::vector<std::string> last_parts;
-  for (const std::string& name : names) last_parts.push_back(name.substr(name.rfind('.') + 1));
-  const std::string near_part = nearest_name(got, last_parts);
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    if (!near_part.empty() && last_parts[i] == near_part) return names[i];
-  }
-  return "";
 }
 
 /// "routing make": the command's name below the program's.
@@ -113,22 +82,6 @@ std::vector<std::string> command_names(const CLI::App& app) {
       !names.empty() && app.get_subcommands().empty())
     fail<ConfigError>(full_name(app), "got no command, expected one.{}", known_names_hint("", names));
   fail<ConfigError>(full_name(app), "{}", message);
-}
-
-/// A value after a true-or-false option belongs to it: "--x false" is "--x=false". Words that mean a truth
-/// value elsewhere are joined as well, so that they are refused together with their option.
-std::vector<std::string> join_truth_values(const std::vector<std::string>& words) {
-  static const std::set<std::string> truths = {"true", "false", "yes", "no", "on", "off"};
-  std::vector<std::string> joined;
-  for (const std::string& word : words) {
-    const bool follows_option =
-        !joined.empty() && joined.back().starts_with("--") && joined.back().find('=') == std::string::npos;
-    if (follows_option && truths.contains(word))
-      joined.back() += "=" + word;
-    else
-      joined.push_back(word);
-  }
-  return joined;
 }
 
 /// Takes the words behind "--" away where they are the command line of another program.
@@ -424,10 +377,11 @@ int code_of_end(const std::vector<StrategyRun>& runs, i64 steps, const std::stri
     const int signal = out.stopped_by;
     if (processes.rank() == 0) {
       std::cout << std::flush;
-      std::cerr << fmt::format("interrupted by {} after step {} of {}{}{}: exit code {}\n",
-                               std::string("SIG") + ::sigabbrev_np(signal),
-                               out.first_step + static_cast<i64>(out.records.size()), steps,
-                               runs.size() > 1 ? " of " + run.strategy : "", what_is_left, 128 + signal);
+      const i64 done = out.first_step + std::ssize(out.records);
+      const std::string when = done > 0 ? fmt::format("after step {}", done) : "before the first step";
+      std::cerr << fmt::format(
+          "interrupted by {} {} of {}{}{}: exit code {}\n", std::string("SIG") + ::sigabbrev_np(signal), when,
+          steps, runs.size() > 1 ? " of " + run.strategy : "", done > 0 ? what_is_left : "", 128 + signal);
     }
     return 128 + signal;
   }

@@ -262,6 +262,7 @@ void check_predicted(const CompareArguments& options, const Overrides& overrides
 }
 
 int compare(CompareArguments options, const Overrides& overrides) {
+  end_on_interrupt();
   keep_first_of_each(options.strategies);
   if (!options.seq_lens.empty() && options.balance.balancers.empty()) check_predicted(options, overrides);
   if (!options.balance.balancers.empty() || !options.routing.empty())

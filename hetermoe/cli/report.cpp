@@ -102,11 +102,26 @@ const Timeline* traced_of(const ReportInput& input) {
   return nullptr;
 }
 
-int report(const ReportArguments& options) {
+/// Where the page of a run goes by itself: beside the files that it is made of. What is there and not a page
+/// of ours stays.
+std::string usual_page(const fs::path& folder) {
+  const fs::path page = folder / "report.html";
+  if (fs::exists(page) && read_text(page).find(kGenerator) == std::string::npos)
+    fail<ConfigError>(page.string(),
+                      "is there, and this version of hetermoe did not write it: name a page with -o");
+  check_output_file(page);
+  return page.string();
+}
+
+int report(ReportArguments options) {
   std::vector<std::string> paths = options.timelines;
   paths.insert(paths.end(), options.with.begin(), options.with.end());
   const bool is_folder = paths.size() == 1 && fs::is_directory(paths[0]);
+  if (options.output.empty() && !is_folder)
+    fail<ConfigError>("-o",
+                      "got none, expected the page to write: only a run's folder has a page of its own");
   const ReportInput input = is_folder ? page_of_folder(paths[0]) : page_of_timelines(paths);
+  if (options.output.empty()) options.output = usual_page(paths[0]);
   if (!options.with.empty()) tell_of_lonely(input.strategies);
   const Timeline* traced = traced_of(input);
   if (!options.trace.empty() && traced == nullptr)
@@ -151,7 +166,10 @@ std::function<int()> make_report(Flags& flags) {
   flags.add_option(
       "--with", options->with,
       "another timeline; a prediction and a run of the same schedule are drawn above each other");
-  flags.add_option("-o,--output", options->output, "the page to write")->required()->is_output();
+  flags
+      .add_option("-o,--output", options->output,
+                  "the page to write [default: report.html in the folder of a run]")
+      ->is_output();
   flags
       .add_option("--trace", options->trace,
                   "also write a Chrome/Perfetto trace of the run (else of the prediction)")

@@ -53,6 +53,7 @@ struct Simulated {
   std::vector<MemoryPeak> memory;  ///< [place]
   double tokens_per_s = 0;
   Seconds alone = 0;  ///< from the first op of a step to its last: more than the step where steps overlap
+  std::string both_roles;  ///< both_roles_note()
 };
 
 Simulated simulate_job(const Job& job, const ModelConfig& model, const Cluster& cluster,
@@ -60,6 +61,7 @@ Simulated simulate_job(const Job& job, const ModelConfig& model, const Cluster& 
   Simulated out;
   const std::shared_ptr<const RoutingLoad> load = routing_load_of(routing_text, model);
   out.plan = make_job_plan(job, model, cluster);
+  out.both_roles = both_roles_note(job, cluster);
   const auto* trace = dynamic_cast<const TraceRouting*>(load.get());
   if (trace != nullptr) tell_unused(*trace, out.plan);
   std::optional<SplitRouting> divided;
@@ -172,8 +174,8 @@ std::string without_sequences(const Group& group, const Timeline& timeline) {
 /// What is worth knowing of the plan's step beyond its figures.
 std::vector<std::string> notes_of(const Simulated& result, const Cluster& cluster) {
   std::vector<std::string> out;
-  for (const std::string& note :
-       {borrowed_rates(cluster, result.emulated.dtype), row_nodes_note(result.plan, cluster)})
+  for (const std::string& note : {borrowed_rates(cluster, result.emulated.dtype),
+                                  row_nodes_note(result.plan, cluster), result.both_roles})
     if (!note.empty()) out.push_back(note);
   if (result.schedule.overlaps())
     out.push_back(fmt::format(

@@ -217,6 +217,7 @@ std::unique_ptr<Processes> join(const RunOptions& run) {
 
 /// With several processes an error of one ends all: the others would wait for its messages.
 int train(const TrainArguments& options, const Overrides& overrides) {
+  if (read_launch(environment_variable).num_ranks == 1) end_on_interrupt();
   const std::unique_ptr<Processes> processes = join(asked_run(options, overrides));
   try {
     return train(options, read_job(options, overrides), *processes);

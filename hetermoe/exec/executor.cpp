@@ -43,20 +43,6 @@ std::exception_ptr with_place(const std::string& where) {
   }
 }
 
-/// Between GPUs of one process a message is its sender's memory. Numbers for the host stay there. Returns
-/// what was copied, to be kept until the copies have ended.
-Message bring_here(std::vector<Message>& in, c10::Device here) {
-  Message elsewhere;
-  for (Message& message : in) {
-    for (at::Tensor& tensor : message.tensors) {
-      if (tensor.device() == here || tensor.is_cpu()) continue;
-      elsewhere.tensors.push_back(tensor);
-      tensor = tensor.to(here);
-    }
-  }
-  return elsewhere;
-}
-
 /// In one process a message is its sender's memory.
 void copy_received(std::vector<Message>& in, std::span<const DeviceId> participants, DeviceId self) {
   for (std::size_t i = 0; i < in.size(); ++i) {
@@ -306,7 +292,9 @@ void Executor::guard(const Lane& lane, const LaneOp& item, const std::function<v
 
 void Executor::run_op(Lane& lane, const LaneOp& item) {
   const Seconds ready = wait_until_ready(lane, item);
-  if (options_.before_op) options_.before_op(context_.schedule.ops[idx(item.op)], device_of(lane.id));
+  const Op& op = context_.schedule.ops[idx(item.op)];
+  if (is_wide(op)) use_threads(options_.threads_per_lane);
+  if (options_.before_op) options_.before_op(op, device_of(lane.id));
   if (lane.watch != nullptr) lane.watch->begin(item.op);
   now(lane).spans[lane.next] = {item.op, device_of(lane.id), 0, 0};
   if (lane.stream == nullptr) {
@@ -314,6 +302,7 @@ void Executor::run_op(Lane& lane, const LaneOp& item) {
   } else {
     launch(lane, item, ready);
   }
+  if (is_wide(op)) use_threads(1);
   check_memory(lane);
   finish_op(lane, item, now(lane).end);
 }
@@ -425,13 +414,6 @@ Seconds Executor::exchange(Lane& lane, const LaneOp& item, const TransferOp& tra
   in.push_back(std::move(elsewhere));
   keep_until_read(lane, std::move(in));
   return last;
-}
-
-/// A host has no stream that could wait in its place: it changes what a GPU copied, or reads what one wrote.
-void Executor::wait_for_writers(const std::vector<Message>& in) const {
-  for (const Message& message : in) {
-    if (message.written != nullptr) wait_for_event(*message.written);
-  }
 }
 
 void Executor::finish_op(Lane& lane, const LaneOp& item, Seconds end) {

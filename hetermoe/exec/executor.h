@@ -178,6 +178,7 @@ class Executor {
   void launch(Lane& lane, const LaneOp& item, Seconds ready);
   bool runs_ahead(const Lane& lane) const;
   void wait_for_writers(const std::vector<Message>& in) const;
+  static Message bring_here(std::vector<Message>& in, c10::Device here);
   void wait_for_event(const StreamEvent& event) const;
   void end_stream(Lane& lane);
   void end_launched(Lane& lane);

@@ -67,6 +67,27 @@ void Executor::wait_for_event(const StreamEvent& event) const {
   }
 }
 
+/// A host has no stream that could wait in its place: it changes what a GPU copied, or reads what one wrote.
+void Executor::wait_for_writers(const std::vector<Message>& in) const {
+  for (const Message& message : in) {
+    if (message.written != nullptr) wait_for_event(*message.written);
+  }
+}
+
+/// Between GPUs of one process a message is its sender's memory. Numbers for the host stay there. Returns
+/// what was copied, to be kept until the copies have ended.
+Message Executor::bring_here(std::vector<Message>& in, c10::Device here) {
+  Message elsewhere;
+  for (Message& message : in) {
+    for (at::Tensor& tensor : message.tensors) {
+      if (tensor.device() == here || tensor.is_cpu()) continue;
+      elsewhere.tensors.push_back(tensor);
+      tensor = tensor.to(here);
+    }
+  }
+  return elsewhere;
+}
+
 void Executor::end_stream(Lane& lane) {
   if (runs_ahead(lane)) end_launched(lane);
   lane.stream->collect();

@@ -15,10 +15,24 @@ struct Chunk {
   i64 work() const { return count; }
 };
 
+/// Calls f(first, count) for near-equal parts of at most `limit`.
+template <class F>
+void for_each_part(i64 count, i64 limit, F f) {
+  const i64 parts = count / limit + (count % limit > 0 ? 1 : 0);
+  for (i64 part = 0; part < parts; ++part) {
+    const i64 first = count * part / parts;
+    f(first, count * (part + 1) / parts - first);
+  }
+}
+
 /// The non-empty slots whole.
 std::vector<Chunk> slots_with_copies(const CopyGroups& groups);
 /// Those that have gradients.
 std::vector<Chunk> trainable_slots_with_copies(const ExpertSlab& slab, const CopyGroups& groups);
+
+/// Of how many copies a task has at most: up to `most`, and fewer where threads, each of which takes the
+/// largest task that is left, then end earlier. Every task reads the weights of its slot once more.
+i64 task_limit(const std::vector<Chunk>& slots, i64 most, i64 num_threads);
 
 at::Tensor gate_up_matrices(const ExpertSlab& slab);
 at::Tensor down_matrices(const ExpertSlab& slab);

@@ -29,16 +29,6 @@ struct GradTile {
   i64 work() const { return copies.count * rows; }
 };
 
-/// Calls f(first, count) for near-equal parts of at most `limit`.
-template <class F>
-void for_each_part(i64 count, i64 limit, F f) {
-  const i64 parts = count / limit + (count % limit > 0 ? 1 : 0);
-  for (i64 part = 0; part < parts; ++part) {
-    const i64 first = count * part / parts;
-    f(first, count * (part + 1) / parts - first);
-  }
-}
-
 /// All copies in chunks whose intermediate results stay in a CPU's cache (other devices: whole slots). The
 /// chunks are not small, because each reads the slot's weights once more.
 std::vector<Chunk> make_chunks(const ExpertSlab& slab, const CopyGroups& groups) {
@@ -49,8 +39,13 @@ std::vector<Chunk> make_chunks(const ExpertSlab& slab, const CopyGroups& groups)
   // These products are so fast that reading the weights counts for more; chunks change no bit there.
   if (has_own_products(slab.down))
     limit = std::clamp<i64>(groups.num_copies() / at::get_num_threads(), kFewest / 2, 4 * kFewest);
+  const std::vector<Chunk> slots = slots_with_copies(groups);
+  // In fp32 a row has the same bits whatever rows are beside it. Weights of 16 bits are converted for each
+  // chunk.
+  if (slab.down.device().is_cpu() && slab.down.scalar_type() == at::kFloat)
+    limit = task_limit(slots, limit, at::in_parallel_region() ? 1 : at::get_num_threads());
   std::vector<Chunk> out;
-  for (const Chunk& slot : slots_with_copies(groups)) {
+  for (const Chunk& slot : slots) {
     for_each_part(slot.count, limit, [&](i64 first, i64 count) {
       out.push_back({slot.slot, slot.begin + first, count});
     });

@@ -347,8 +347,7 @@ struct Plan : PlanChoices {
     v("hosts", hosts, "node whose host each device uses; empty = nothing is on a host", at_least(0));
     v("row_nodes", row_nodes,
       "node of each device: a token goes once to each node, and a device there passes it on; empty = once to "
-      "each "
-      "device",
+      "each device",
       at_least(0));
     slot_fields(v);
     network_fields(v);

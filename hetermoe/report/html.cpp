@@ -291,6 +291,7 @@ std::string plot_script() {
 std::string html_report(const ReportInput& input, PageKind kind) {
   std::string html = "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n";
   html += "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n";
+  html += kGenerator;
   html += fmt::format("<title>{}</title>\n<style>\n{}</style></head>\n<body>\n", escape_markup(input.title),
                       kPageStyle);
   const bool has_picture = std::any_of(input.strategies.begin(), input.strategies.end(), has_timeline);

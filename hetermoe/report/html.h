@@ -70,6 +70,9 @@ enum class PageKind {
   kLive,  ///< asks its server for its parts and data every other second
 };
 
+/// A line of every page that says who wrote it.
+inline constexpr const char* kGenerator = "<meta name=\"generator\" content=\"hetermoe\">\n";
+
 /// One page. Shows for each strategy and device the predicted lanes directly above the measured ones, bubbles
 /// hatched, with zoom, pan and tooltips; below, who waits for whom; around it the parts. Appending #zebra to
 /// its address selects a strategy.

@@ -12,7 +12,22 @@ namespace {
 class GapReader {
  public:
   GapReader(const Timeline& timeline, const std::vector<std::size_t>& group_of)
-      : timeline_(timeline), end_(end_of_step(timeline)), path_(timeline), group_of_(group_of) {}
+      : timeline_(timeline),
+        end_(end_of_step(timeline)),
+        path_(timeline),
+        group_of_(group_of),
+        computed_(timeline.devices.size()),
+        last_taker_(timeline.ops.size(), kNone) {
+    const std::vector<Span>& spans = timeline.spans;
+    for (std::size_t i = 0; i < spans.size(); ++i) {
+      if (!computes(i)) continue;
+      computed_[idx(spans[i].device)].push_back(i);
+      for (const OpId transfer : timeline.ops[idx(spans[i].op)].after) {
+        std::size_t& last = last_taker_[idx(transfer)];
+        if (last == kNone || spans[i].start > spans[last].start) last = i;
+      }
+    }
+  }
 
   /// Adds the seconds of one device.
   void read(DeviceId device, GroupUse& use) const {
@@ -21,11 +36,14 @@ class GapReader {
     for (std::size_t i = first_span(device); i < timeline_.spans.size(); ++i) {
       const Span& span = timeline_.spans[i];
       if (span.device != device) break;
-      if (timeline_.ops[idx(span.op)].queue != "compute") {
+      if (!computes(i)) {
         if (last_transfer == kNone || span.end > timeline_.spans[last_transfer].end) last_transfer = i;
         continue;
       }
-      if (span.start > time) add(path_.before(i, time), device, span.start - time, use.overhead, use);
+      if (span.start > time) {
+        const Busy late = late_one(i, time);
+        add(path_.before(i, time), device, span.start - time, late, use.overhead, use);
+      }
       use.computing += std::max(0.0, span.end - std::max(span.start, time));
       time = std::max(time, span.end);
     }
@@ -34,6 +52,41 @@ class GapReader {
 
  private:
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
+  using Busy = std::vector<Span>;  ///< compute spans of one device, cut to an interval
+
+  bool computes(std::size_t span) const {
+    return timeline_.ops[idx(timeline_.spans[span].op)].queue == "compute";
+  }
+
+  /// What a device computes from one time to another.
+  Busy busy(DeviceId device, Seconds from, Seconds to) const {
+    const std::vector<std::size_t>& spans = computed_[idx(device)];
+    auto at = std::upper_bound(spans.begin(), spans.end(), from,
+                               [&](Seconds time, std::size_t i) { return time < timeline_.spans[i].end; });
+    Busy out;
+    for (; at != spans.end() && timeline_.spans[*at].start < to; ++at) {
+      Span& span = out.emplace_back(timeline_.spans[*at]);
+      span.start = std::max(span.start, from), span.end = std::min(span.end, to);
+    }
+    return out;
+  }
+
+  /// Of the devices that get rows by the transfers for which a span waited: what the last one computes from a
+  /// time to the span's start; empty unless that one is still busy then.
+  Busy late_one(std::size_t waiting, Seconds from) const {
+    const Span& span = timeline_.spans[waiting];
+    std::size_t last = waiting;
+    for (const OpId earlier : timeline_.ops[idx(span.op)].after) {
+      const std::size_t taker = last_taker_[idx(earlier)];
+      if (timeline_.ops[idx(earlier)].queue != "compute" &&
+          timeline_.spans[taker].start > timeline_.spans[last].start)
+        last = taker;
+    }
+    if (last == waiting) return {};
+    Busy spans = busy(timeline_.spans[last].device, from, span.start);
+    const bool is_busy = !spans.empty() && spans.back().end >= span.start;
+    return is_busy ? spans : Busy();
+  }
 
   std::size_t first_span(DeviceId device) const {
     const auto first =
@@ -55,33 +108,44 @@ class GapReader {
     }
     const Span& last = timeline_.spans[transfer];
     const Seconds started = std::clamp(path_.started(last.op), time, last.end);
-    add(path_.before(transfer, time), device, started - time, use.overhead, use);
+    add(path_.before(transfer, time), device, started - time, {}, use.overhead, use);
     use.transferring += last.end - started;
     use.finished += std::max(0.0, end_ - last.end);
   }
 
-  /// Divides idle time by the pieces of the path that led to its end; what they leave is `rest`.
-  void add(const std::vector<PathPiece>& pieces, DeviceId device, Seconds idle, Seconds& rest,
-           GroupUse& use) const {
+  /// Divides idle time by what a late device computes, then by the pieces of the path that led to its end;
+  /// what they leave is `rest`.
+  void add(const std::vector<PathPiece>& pieces, DeviceId device, Seconds idle, const Busy& late,
+           Seconds& rest, GroupUse& use) const {
+    for (const Span& span : late) {
+      idle -= span.end - span.start;
+      add_wait(span.device, timeline_.ops[idx(span.op)].kind, span.end - span.start, use);
+    }
     for (const PathPiece& piece : pieces) {
       if (piece.op == kNoOp) continue;
       const TimelineOp& op = timeline_.ops[idx(piece.op)];
-      const bool computes = op.queue == "compute";
-      if (computes && piece.device == device) continue;
-      const Seconds seconds = std::min(piece.end - piece.start, idle);
+      if (op.queue == "compute" && piece.device == device) continue;
+      Seconds seconds = piece.end - piece.start;
+      for (const Span& span : late)
+        seconds -= std::max(0.0, std::min(span.end, piece.end) - std::max(span.start, piece.start));
+      seconds = std::clamp(seconds, 0.0, std::max(idle, 0.0));
       idle -= seconds;
-      if (computes)
-        add_wait(group_of_[idx(piece.device)], op.kind, seconds, use);
+      if (op.queue == "compute")
+        add_wait(piece.device, op.kind, seconds, use);
       else
         use.transferring += seconds;
     }
-    rest += idle;
+    rest += std::max(idle, 0.0);
   }
 
-  static void add_wait(std::size_t group, const std::string& kind, Seconds seconds, GroupUse& use) {
-    auto entry = std::find_if(use.waiting.begin(), use.waiting.end(),
-                              [&](const Wait& w) { return w.group == group && w.kind == kind; });
-    if (entry == use.waiting.end()) entry = use.waiting.insert(entry, Wait{group, kind, 0});
+  void add_wait(DeviceId device, const std::string& kind, Seconds seconds, GroupUse& use) const {
+    const std::size_t group = group_of_[idx(device)];
+    const std::string& name = timeline_.devices[idx(device)].name;
+    // By device here; group_use() joins those of a group.
+    auto entry = std::find_if(use.waiting.begin(), use.waiting.end(), [&](const Wait& w) {
+      return w.group == group && w.kind == kind && w.device == name;
+    });
+    if (entry == use.waiting.end()) entry = use.waiting.insert(entry, Wait{group, kind, 0, name});
     entry->share += seconds;
   }
 
@@ -89,7 +153,27 @@ class GapReader {
   const Seconds end_;
   CriticalPath path_;
   const std::vector<std::size_t>& group_of_;
+  std::vector<std::vector<std::size_t>> computed_;  ///< [device] its compute spans, in the order of time
+  std::vector<std::size_t> last_taker_;  ///< [op] span that starts last of those that compute after it
 };
+
+/// Waits for the devices of a group become one, which names a device if nearly all of it is for that one.
+std::vector<Wait> joined(const std::vector<Wait>& by_device, const std::vector<DeviceGroup>& groups) {
+  constexpr double kNearlyAll = 0.9;
+  std::vector<Wait> out;
+  std::vector<double> most;  // [out] of one device
+  for (const Wait& wait : by_device) {
+    const auto same = [&](const Wait& other) { return other.group == wait.group && other.kind == wait.kind; };
+    const auto at = static_cast<std::size_t>(std::find_if(out.begin(), out.end(), same) - out.begin());
+    if (at == out.size()) out.push_back({wait.group, wait.kind, 0, ""}), most.push_back(0);
+    out[at].share += wait.share;
+    if (wait.share > most[at]) most[at] = wait.share, out[at].device = wait.device;
+  }
+  for (std::size_t i = 0; i < out.size(); ++i)
+    if (most[i] < kNearlyAll * out[i].share || groups[out[i].group].devices.size() == 1)
+      out[i].device.clear();
+  return out;
+}
 
 void divide(GroupUse& use, double by) {
   use.computing /= by;
@@ -147,6 +231,7 @@ std::vector<GroupUse> group_use(const Timeline& timeline) {
     GroupUse use;
     use.group = group;
     for (const DeviceId device : group.devices) reader.read(device, use);
+    use.waiting = joined(use.waiting, groups);
     if (end > 0) divide(use, end * static_cast<double>(group.devices.size()));
     uses.push_back(std::move(use));
   }

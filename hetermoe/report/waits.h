@@ -27,6 +27,8 @@ struct Wait {
   std::size_t group = 0;  ///< index into the list of groups
   std::string kind;       ///< of ops
   double share = 0;
+  /// The name of the device that nearly all of it is for; empty = of several, or the only one of its group.
+  std::string device = {};
 };
 
 /// How a group spends the step: shares of its time from beginning to end, mean over its devices. All of them
@@ -44,7 +46,8 @@ struct GroupUse {
 
 /// An idle interval of a compute lane is divided by following the critical path back from the op that ended
 /// it: while an op of another device ran on that path, the device waited for it; while a transfer did, for
-/// the network; while nothing did, the time is overhead.
+/// the network; while nothing did, the time is overhead. A device that gets rows by the same transfer, but is
+/// still busy when they come, is behind: while that one computes, it is what the device waits for.
 std::vector<GroupUse> group_use(const Timeline& timeline);
 
 /// A part of the critical path of a step.

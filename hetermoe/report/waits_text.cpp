@@ -40,8 +40,9 @@ std::string longest_wait_text(const std::vector<GroupUse>& uses) {
       const Wait& wait = use.waiting[0];
       consider(wait.share,
                fmt::format("{}{} of the step for {}.", idle, format_percent(wait.share),
-                           &uses[wait.group] == &use ? wait.kind + " on others of them"
-                                                     : done_by(wait.kind, uses[wait.group].group.label())));
+                           !wait.device.empty()        ? done_by(wait.kind, wait.device)
+                           : &uses[wait.group] == &use ? wait.kind + " on others of them"
+                                                       : done_by(wait.kind, uses[wait.group].group.label())));
     }
     consider(use.transferring,
              fmt::format("{}{} of the step for transfers.", idle, format_percent(use.transferring)));

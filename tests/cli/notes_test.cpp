@@ -83,5 +83,22 @@ TEST(Train, AModelWithoutExpertsShowsNothingOfExperts) {
     EXPECT_FALSE(contains(page, words)) << words;
 }
 
+TEST(Notes, DevicesThatHaveBothRolesAreNamed) {
+  const auto notes = [](std::vector<std::string> words) {
+    words.insert(words.begin(), {"simulate", "--model", "tiny", "--cluster", "demo", "--json"});
+    return json_of(words).at("notes");
+  };
+  EXPECT_EQ(notes({"--strategy", "zebra", "--plan.attention", "0,1", "--plan.experts", "1,2"}),
+            Json({"A40/1000#1 computes attention and experts in turn: it is in plan.attention and in "
+                  "plan.experts"}));
+  EXPECT_EQ(
+      notes({"--strategy", "zebra", "--plan.attention", "2,3"}),
+      Json({"V100/1000#2, V100/1000#3 compute attention and experts in turn: they are in plan.attention and "
+            "among the devices that have experts by default"}));
+  EXPECT_EQ(notes({"--strategy", "zebra", "--plan.attention", "0,1", "--plan.experts", "2,3"}),
+            Json::array());
+  EXPECT_EQ(notes({"--strategy", "ep", "--plan.attention", "2,3"}), Json::array()) << "it gives all both";
+}
+
 }  // namespace
 }  // namespace hetermoe

@@ -259,5 +259,30 @@ TEST(PlanCommand, FollowsWhatIsTrained) {
   EXPECT_TRUE(contains(none.err, "[train.lora.targets] \"*.nothing\" matches no matrix")) << none.err;
 }
 
+/// The commands of a section of a page, in one shell line: all its lines that begin with four blanks.
+std::string commands_of(const std::string& page, const std::string& section) {
+  const std::string text = read_text(std::string(HM_SOURCE_DIR "/docs/") + page);
+  const std::size_t begin = text.find("## " + section + "\n"), end = text.find("\n## ", begin);
+  std::istringstream lines(text.substr(begin, end - begin));
+  std::string out, line;
+  while (std::getline(lines, line))
+    if (line.starts_with("    ")) out += line + "\n";
+  return out;
+}
+
+TEST(Plan, TheCommandsOfItsPageTrainWithoutAWarning) {
+  const WorkFolder folder;
+  const std::string commands = commands_of("planner.md", "How to go on with a plan");
+  ASSERT_TRUE(contains(commands, "train --model demo") && contains(commands, "plan --model demo"))
+      << commands;
+  const ProgramResult result =
+      Child("/bin/sh", {"-ec", "cd \"$1\"; mkdir out build; ln -s \"$2\" build/hetermoe\n" + commands, "sh",
+                        folder.path(), hetermoe_path()})
+          .wait();
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_FALSE(contains(result.out, "collapses")) << result.out;
+  EXPECT_TRUE(std::filesystem::exists(folder / "out/planned/report.html"));
+}
+
 }  // namespace
 }  // namespace hetermoe

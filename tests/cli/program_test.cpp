@@ -1,4 +1,5 @@
 #include "tests/cli/program.h"
+#include "hetermoe/cli/option_hint.h"
 
 #include <gtest/gtest.h>
 
@@ -178,6 +179,23 @@ TEST(Options, EverySpellingReachesTheJob) {
   const ProgramResult yes = run_hetermoe({"options", "--plan.row_dedup", "yes"});
   EXPECT_EQ(yes.code, 2);
   EXPECT_EQ(yes.err, "[--plan.row_dedup] wrong type: got string \"yes\", expected true or false\n");
+  for (const std::string key : {"--plan.row_dedup", "--plan.row-dedup"}) {
+    const ProgramResult one = run_hetermoe({"options", key, "1"});
+    EXPECT_EQ(one.code, 2);
+    EXPECT_EQ(one.err, "[--plan.row_dedup] wrong type: got integer 1, expected true or false\n") << key;
+  }
+  EXPECT_EQ(job({"--train.steps", "1", "--plan.row_dedup"}).at("train").at("steps"), 1);
+}
+
+TEST(Options, WhatOtherTrainersCallThemIsKnownWithEitherHyphen) {
+  const std::vector<std::string> names = {"seq", "train.steps", "train.sequences", "plan.attention_dtype"};
+  for (const std::string name : {"seq_len", "seq-len"}) EXPECT_EQ(nearest_option(name, names), "seq");
+  for (const std::string name : {"batch_size", "batch-size"})
+    EXPECT_EQ(nearest_option(name, names), "train.sequences");
+  for (const std::string name : {"max_steps", "max-steps", "steps"})
+    EXPECT_EQ(nearest_option(name, names), "train.steps");
+  EXPECT_EQ(nearest_option("max-steps", {"seq"}), "") << "only what the command has";
+  EXPECT_EQ(nearest_option("train.dtype", names), "plan.attention_dtype");
 }
 
 TEST(Options, WhatAFinishedPlanSaysIsNotWrittenBesideIt) {

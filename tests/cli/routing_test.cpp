@@ -392,6 +392,25 @@ TEST(RoutingCommand, CompareRefusesWhatItCannotDo) {
   EXPECT_TRUE(contains(error({"compare", "--balancers", "none", "--routing", path + ":7"}), "has no step 7"));
 }
 
+TEST(RoutingCommand, ABalancerThatCannotRunIsLeftOutByName) {
+  const WorkFolder folder;
+  const std::string path = made_trace(folder);
+  const auto compared = [&](const std::string& balancers) {
+    return run_with_job({"compare", "--balancers", balancers, "--routing", path, "--strategy", "ep",
+                         "--plan.recompute", "resend"});
+  };
+  const ProgramResult some = compared("none+guests,none,lpt");
+  EXPECT_EQ(some.code, 0) << some.err;
+  EXPECT_TRUE(some.err.starts_with("none+guests does not run: [balancer none+guests] makes a plan"))
+      << some.err;
+  EXPECT_FALSE(contains(some.out, "none+guests")) << some.out;
+  EXPECT_TRUE(contains(some.out, "\nnone ") && contains(some.out, "\nlpt ")) << some.out;
+  EXPECT_TRUE(contains(some.out, "over none")) << some.out;
+  const ProgramResult no = compared("none+guests,relibra");
+  EXPECT_EQ(no.code, 2);
+  EXPECT_TRUE(no.err.starts_with("[balancer none+guests] makes a plan that cannot run")) << no.err;
+}
+
 TEST(RoutingCommand, RecordTakesSixConditions) {
   const WorkFolder folder;
   const auto record = [&](const std::string& condition) {

@@ -146,6 +146,28 @@ TEST(Watch, ABrowserShowsARunThatGoesOn) {
   EXPECT_EQ(read_text(folder / "again.html"), read_text(folder / "run/report.html"));
 }
 
+TEST(ReportCommand, ThePageOfAFolderGoesThereAndReplacesNothingOfTheUsers) {
+  const WorkFolder folder;
+  ASSERT_EQ(run_hetermoe({"simulate", "--model", "tiny", "--output", folder / "a"}).code, 0);
+  const std::string page = folder / "a/report.html";
+  for (const char* time : {"first", "again"}) {
+    const ProgramResult result = run_hetermoe({"report", folder / "a"});
+    EXPECT_EQ(result.code, 0) << time << result.err;
+    EXPECT_TRUE(contains(result.out, "wrote " + page)) << result.out;
+    EXPECT_TRUE(contains(read_text(page), "</html>"));
+  }
+  write_text(page, "my own");
+  const ProgramResult refused = run_hetermoe({"report", folder / "a"});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_TRUE(contains(refused.err, "report.html] is there, and this version of hetermoe did not write it"))
+      << refused.err;
+  EXPECT_EQ(read_text(page), "my own");
+  const ProgramResult of_file = run_hetermoe({"report", folder / "a/timeline.json"});
+  EXPECT_EQ(of_file.code, 2);
+  EXPECT_EQ(of_file.err,
+            "[-o] got none, expected the page to write: only a run's folder has a page of its own\n");
+}
+
 TEST(Report, AFolderWithoutARunIsRefused) {
   const WorkFolder folder;
   const ProgramResult result = run_hetermoe({"report", folder.path(), "-o", folder / "page.html"});

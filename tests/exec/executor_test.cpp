@@ -1,7 +1,11 @@
 #include "hetermoe/exec/executor.h"
 
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <map>
+#include <mutex>
+#include <set>
 #include <system_error>
 
 #include "hetermoe/base/error.h"
@@ -39,6 +43,30 @@ TEST(Executor, ThreadsThatTheSystemDoesNotGiveAreAnErrorWithASentence) {
         std::string::npos)
         << error;
   }
+}
+
+/// The whole device waits for the norm, so its sums of squares are divided among the threads of compute ops.
+TEST(Executor, TheNormHasTheThreadsOfComputeOpsAndOtherTransfersOne) {
+  const ModelConfig model = load_model("tiny");
+  const Cluster cluster = load_cluster("demo");
+  std::vector<double> norms;
+  for (const i32 threads : {1, 3}) {
+    RigOptions options;
+    options.executor.threads_per_lane = threads;
+    std::mutex mutex;
+    std::map<OpKind, std::set<int>> threads_of;
+    options.executor.before_op = [&](const Op& op, DeviceId) {
+      const std::lock_guard lock(mutex);
+      threads_of[op.kind].insert(at::get_num_threads());
+    };
+    Rig rig(model, cluster, find_strategy("zebra").make(model, cluster, small_step()), options);
+    norms.push_back(rig.executor().run(random_input(rig.plan(), rig.model())).grad_norm);
+    for (const auto& [kind, counts] : threads_of)
+      EXPECT_EQ(counts, std::set<int>{is_compute(kind) || kind == OpKind::kNorm ? threads : 1})
+          << name_of(kind);
+    EXPECT_TRUE(threads_of.contains(OpKind::kNorm) && threads_of.contains(OpKind::kCombine));
+  }
+  EXPECT_EQ(norms[0], norms[1]) << "to the bit";
 }
 
 }  // namespace

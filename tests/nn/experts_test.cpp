@@ -5,8 +5,10 @@
 
 #include "hetermoe/model/op_cost.h"
 #include "hetermoe/nn/cpu_bf16_product.h"
+#include "hetermoe/nn/expert_slots.h"
 #include "tests/nn/expert_case.h"
 #include "tests/nn/peak_of.h"
+#include "tests/nn/with_threads.h"
 
 namespace hetermoe::testing {
 namespace {
@@ -63,6 +65,54 @@ TEST(Experts, ForwardAndBackwardEqualAutogradOfTheDefinition) {
     EXPECT_LE(deviation(got.dweights_C, grads[3]), 1e-12);
   }
   EXPECT_EQ(grads[0][1].abs().max().item<double>(), 0);  // the expert without tokens
+}
+
+/// Copies of eight slots, the first with most of them.
+std::vector<Chunk> uneven_slots() {
+  std::vector<Chunk> slots;
+  i64 begin = 0;
+  for (const i64 count : {1508, 754, 502, 377, 301, 251, 215, 188}) {
+    slots.push_back({std::ssize(slots), begin, count});
+    begin += count;
+  }
+  return slots;
+}
+
+TEST(Experts, TasksGetSmallerOnlyWhereThreadsWouldWaitForEachOther) {
+  EXPECT_EQ(task_limit(uneven_slots(), 256, 1), 256);
+  EXPECT_EQ(task_limit(uneven_slots(), 256, 2), 256);
+  EXPECT_EQ(task_limit(uneven_slots(), 256, 8), 192);
+  EXPECT_EQ(task_limit(uneven_slots(), 256, 16), 96);
+  EXPECT_EQ(task_limit({{0, 0, 256}, {1, 256, 256}}, 256, 2), 256) << "even as it is";
+  EXPECT_EQ(task_limit({}, 256, 16), 256);
+}
+
+TEST(Experts, InFp32TasksOfAnySizeGiveTheSameBits) {
+  ModelConfig model = tiny_mixtral();
+  model.hidden = 64, model.expert_hidden = 96, model.num_experts = 8;
+  std::vector<at::Tensor> experts;
+  for (const Chunk& slot : uneven_slots()) experts.push_back(at::full({slot.count}, slot.slot, at::kLong));
+  const at::Tensor expert = at::cat(experts), row = at::arange(expert.numel(), at::kLong);
+  std::vector<std::vector<at::Tensor>> results;
+  for (const int threads : {1, 8, 16}) {
+    ExpertCase c;
+    c.slab = make_expert_slab(model, 0, {0, 1, 2, 3, 4, 5, 6, 7}, at::kFloat);
+    c.slab.gate_up = wave(c.slab.gate_up.sizes(), 0.71).to(at::kFloat);
+    c.slab.down = wave(c.slab.down.sizes(), 0.53).to(at::kFloat);
+    c.groups = group_copies({{expert.numel(), row, expert}}, c.slab.slot_of, 8);
+    c.rows = wave({expert.numel(), 64}, 0.9).to(at::kFloat);
+    c.dout = wave({expert.numel(), 64}, 1.1).to(at::kFloat);
+    c.weights = wave({expert.numel()}, 1.3).to(at::kFloat);
+    results.push_back(with_threads(threads, [&] {
+      const at::Tensor out = experts_forward(c.slab, c.rows, c.groups, c.weights);
+      const ExpertsGradient grad = experts_backward(c.slab, c.rows, c.groups, c.weights, nullptr, c.dout);
+      return std::vector<at::Tensor>{out, grad.drows_RD, grad.dweights_C};
+    }));
+  }
+  for (std::size_t i = 0; i < results[0].size(); ++i) {
+    EXPECT_TRUE(results[0][i].equal(results[1][i])) << "result " << i;
+    EXPECT_TRUE(results[0][i].equal(results[2][i])) << "result " << i;
+  }
 }
 
 TEST(Experts, NoRowsAndNoExperts) {

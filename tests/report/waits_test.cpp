@@ -162,6 +162,38 @@ TEST(GroupUse, WhatOnlyHappensToEndLastIsNoCause) {
   EXPECT_DOUBLE_EQ(waits_for(group_use(t)[0], "experts"), 0.5 / 2);
 }
 
+/// Two expert devices: V#0 computes each microbatch for 4 s, V#3 for 1 s. Rows come while V#0 is still busy.
+Timeline overloaded() {
+  Timeline t = three({});
+  t.devices.push_back({"V#3", "V", "expert"});
+  t.ops = {{"dispatch", "F", 0, 0, 0, "to_expert"},   {"experts", "F", 0, 0, 0, "compute", {0}},
+           {"experts", "F", 0, 0, 0, "compute", {0}}, {"dispatch", "F", 0, 1, 0, "to_expert"},
+           {"experts", "F", 0, 1, 0, "compute", {3}}, {"experts", "F", 0, 1, 0, "compute", {3}}};
+  t.spans = {{0, 0, 0, 1},   {0, 3, 0, 1},   {1, 0, 1, 5}, {2, 3, 1, 2},
+             {3, 0, 2, 4.5}, {3, 3, 2, 4.5}, {4, 0, 5, 9}, {5, 3, 4.5, 5.5}};
+  t.step = 9;
+  sort_spans(t);
+  return t;
+}
+
+TEST(GroupUse, WhoeverIsStillBusyWhenItsRowsComeIsWaitedForAndNotTheNetwork) {
+  Timeline t = overloaded();
+  const GroupUse expert = group_use(t)[1];
+  // From 2 to 4.5 rows are on their way to both; V#3 would wait for V#0 without them, too.
+  EXPECT_DOUBLE_EQ(waits_for(expert, "experts"), 2.5 / 9 / 2);
+  EXPECT_DOUBLE_EQ(expert.transferring, 1 / 9.0) << "of both, at the begin";
+  EXPECT_EQ(expert.waiting[0].device, "V#0");
+  EXPECT_NEAR(total(expert), 1, 1e-12);
+  EXPECT_EQ(longest_wait_text({group_use(t)[0], expert}),
+            "Longest wait: expert V devices wait 13.9 % of the step for experts on V#0.");
+  // Had V#0 ended at 2, both would wait for the network.
+  for (Span& span : t.spans)
+    if (span.op == 1) span.end = 2;
+  for (Span& span : t.spans)
+    if (span.op == 4) span.start = 4.5;
+  EXPECT_TRUE(group_use(t)[1].waiting.empty());
+}
+
 TEST(CriticalPath, NamesOpsDevicesTransfersAndGaps) {
   // Attention on A#2 until 2, dispatch 2-3, nothing 3-4, experts 4-8, combine 8-9, head 9-10.
   Timeline t = three({{0, 1, 0, 1},

@@ -53,6 +53,7 @@ class Child {
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 
+  pid_t id() const { return pid_; }
   void signal(int number) const { ::kill(pid_, number); }
   /// Of a program that leads a process group, as setsid starts it.
   void signal_group(int number) const { ::kill(-pid_, number); }

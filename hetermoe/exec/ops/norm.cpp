@@ -147,7 +147,8 @@ ExecOp exec_ops::norm() {
   return TransferOp{.pack = pack_squares,
                     .expected = expected_squares,
                     .check_content = check_states,
-                    .unpack = unpack_squares};
+                    .unpack = unpack_squares,
+                    .wide = true};
 }
 
 }  // namespace hetermoe

@@ -25,6 +25,8 @@ const ExecOp& exec_op_of(OpKind kind) {
 
 }  // namespace
 
+bool is_wide(const Op& op) { return exec_op_of(op.kind).transfer.wide; }
+
 void run_compute(OpContext& d, const Op& op) {
   HM_CHECK(is_compute(op.kind), "{} is not a compute op", to_string(op));
   exec_op_of(op.kind).compute(d, op);

@@ -30,6 +30,8 @@ struct TransferOp {
   /// Those among the participants with whom a device exchanges, itself included, ascending. They get a
   /// message each in pack and unpack. Null = all participants.
   std::vector<DeviceId> (*peers)(const Cluster& cluster, Devices participants, DeviceId self) = nullptr;
+  /// The compute lane of the device waits for it, so it packs with the threads of that lane.
+  bool wide = false;
 };
 
 using ComputeOp = void (*)(OpContext& d, const Op& op);
@@ -48,6 +50,8 @@ HM_OP_KINDS(HM_EXEC)
 #undef HM_EXEC
 }  // namespace exec_ops
 
+/// See TransferOp::wide. False for compute ops.
+bool is_wide(const Op& op);
 /// By the table of op kinds.
 void run_compute(OpContext& d, const Op& op);
 /// The first exchange of a transfer.

@@ -1,9 +1,14 @@
 #include "hetermoe/train/job/usual_choices.h"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/version.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/plan/row_nodes.h"
+#include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/train/job/job_data.h"
 #include "hetermoe/train/job/lora.h"
 
@@ -72,6 +77,26 @@ std::string row_nodes_note(const Plan& plan, const Cluster& cluster) {
              ? "a token goes once to each node, where a device passes it on (plan.node_dedup)"
              : "plan.node_dedup has no effect: no node has several owners of a layer's experts and gets rows "
                "of other nodes";
+}
+
+std::string both_roles_note(const Job& job, const Cluster& cluster) {
+  const PlanOptions& plan = job.plan;
+  if (!plan.file.empty() || (plan.attention.empty() && plan.experts.empty()) ||
+      find_strategy(job.strategy).use != DeviceUse::kApart)
+    return "";
+  const Roles roles = roles_of(DeviceUse::kApart, cluster, {plan.attention, plan.experts});
+  std::vector<std::string> names;
+  for (const DeviceId device : roles.attention)
+    if (std::find(roles.experts.begin(), roles.experts.end(), device) != roles.experts.end())
+      names.push_back(cluster.device_name(device));
+  if (names.empty()) return "";
+  const char* lists =
+      plan.attention.empty() ? "plan.experts and among the devices that have attention by default"
+      : plan.experts.empty() ? "plan.attention and among the devices that have experts by default"
+                             : "plan.attention and in plan.experts";
+  return fmt::format("{} {} attention and experts in turn: {} in {}", fmt::join(names, ", "),
+                     agree(names.size(), "computes", "compute"), agree(names.size(), "it is", "they are"),
+                     lists);
 }
 
 std::string other_devices_note(const Plan& plan, const Cluster& cluster) {

@@ -24,6 +24,10 @@ std::string misfit_text(const Plan& plan, const ModelConfig& model, const Cluste
 /// What rows that go once to each node (Plan::row_nodes) do for the plan; empty = it has none.
 std::string row_nodes_note(const Plan& plan, const Cluster& cluster);
 
+/// Which devices have attention and experts under a strategy that keeps these apart, because plan.attention
+/// and plan.experts say so; empty = none.
+std::string both_roles_note(const Job& job, const Cluster& cluster);
+
 /// That a plan was made for other types of devices than the cluster has, in words; empty = it was not, or
 /// does not say.
 std::string other_devices_note(const Plan& plan, const Cluster& cluster);

@@ -1,8 +1,10 @@
 #include "hetermoe/train/run/stop.h"
 
 #include <time.h>
+#include <unistd.h>
 
 #include <csignal>
+#include <cstring>
 
 #include "hetermoe/train/session/presence.h"
 
@@ -38,11 +40,24 @@ static void ask_to_stop(int signal) {
   Presence::tell_stopped();
 }
 
-void stop_on_interrupt() {
+/// By calls that a signal handler may make.
+static void say_and_end(int signal) {
+  for (const char* part : {"interrupted by SIG", ::sigabbrev_np(signal), " before the first step\n"}) {
+    if (::write(STDERR_FILENO, part, std::strlen(part)) < 0) break;
+  }
+  std::signal(signal, SIG_DFL);
+  std::raise(signal);
+}
+
+static void on_stop_signals(void (*handler)(int)) {
   for (const int signal : kStopSignals) {
-    const bool ignored = std::signal(signal, ask_to_stop) == SIG_IGN;
+    const bool ignored = std::signal(signal, handler) == SIG_IGN;
     if (ignored && signal == SIGHUP) std::signal(SIGHUP, SIG_IGN);  // as nohup wants it
   }
 }
+
+void end_on_interrupt() { on_stop_signals(say_and_end); }
+
+void stop_on_interrupt() { on_stop_signals(ask_to_stop); }
 
 }  // namespace hetermoe

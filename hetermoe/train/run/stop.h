@@ -8,6 +8,8 @@ namespace hetermoe {
 
 /// Set by Ctrl-C (and by tests); runs end after the current step, with their results written.
 extern std::atomic<bool> stop_requested;
+/// Until stop_on_interrupt(), kStopSignals end the process at once, with a line that says so.
+void end_on_interrupt();
 /// Makes kStopSignals set stop_requested; a second SIGINT, over half a second later, ends the process at
 /// once.
 void stop_on_interrupt();

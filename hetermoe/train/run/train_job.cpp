@@ -118,8 +118,8 @@ class JobRuns {
     tell(training_line(job_, model_, data));
     for (const std::string& note : usual_notes(job_, model_)) tell(note);
     for (const std::string& note : idle_keys_notes(job_)) tell(note);
-    for (const std::string& note :
-         {other_devices_note(runs_[0].plan, cluster_), row_nodes_note(runs_[0].plan, cluster_)})
+    for (const std::string& note : {other_devices_note(runs_[0].plan, cluster_),
+                                    row_nodes_note(runs_[0].plan, cluster_), both_roles_note(job_, cluster_)})
       if (!note.empty()) tell(note);
     if (const std::string note = balance_note(job_, model_); !note.empty()) tell(note);
     if (const std::string note = clock_note(job_, cluster_); !note.empty()) tell(note);
