@@ -164,7 +164,14 @@ at::Tensor Leaves::wide_product(const at::Tensor& x, Weight weight, at::ScalarTy
 
 void Leaves::leave(const at::Tensor& x, std::size_t weight, const at::Tensor& out) const {
   auto left = std::make_shared<LeftProduct>(LeftProduct{weight, x.detach(), {}});
-  out.register_hook([left](const at::Tensor& dout) { left->dout = dout; });
+  out.register_hook([left](const at::Tensor& dout) {
+    if (!left->sum.defined()) {
+      left->dout = dout;
+    } else {
+      add_weight_gradient_(left->sum, dout, left->x);
+      left->x.reset();
+    }
+  });
   left_->push_back(std::move(left));
 }
 

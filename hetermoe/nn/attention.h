@@ -14,13 +14,16 @@ struct LeftProduct {
   std::size_t weight;  ///< position in state.values
   at::Tensor x;        ///< its input
   at::Tensor dout;     ///< gradient of its result, once backward came by; undefined = none came
+  /// Backward adds the weight's gradient here when it comes by, and leaves nothing. Undefined = it leaves
+  /// both.
+  at::Tensor sum = {};
 };
 
 /// The weights of a state group as autograd leaves (sharing storage), or plainly as they are. In a group with
 /// adapters the adapters are the leaves, and products add their terms.
 class Leaves {
  public:
-  /// kLater: backward shall not compute the gradients of the weights of products; see left().
+  /// kLater: the weights of products are no leaves; see left() for their gradients.
   enum class Grad { kNo, kYes, kLater };
   Leaves(const StateGroup& state, Grad grad);
   const at::Tensor& operator[](Weight weight) const;

@@ -360,6 +360,30 @@ TEST(MeasuredMemory, IsTheModelsWithKernelsIn16Bits) {
   check_strategies("tiny-deepseek-v2", "demo", 128, Dtype::kBf16);
 }
 
+/// Keys and values of one head lie there once, not for each of the eight heads of queries that share them.
+TEST(MeasuredMemory, IsTheModelsWithSharedHeadsAndKernels) {
+  const kernels::HostKernels on;
+  at::set_num_threads(1);
+  ModelConfig model = load_model("demo");
+  model.num_heads = 8, model.num_kv_heads = 1, model.head_dim = 32;
+  Cluster cluster = load_cluster("demo");
+  for (DeviceType& type : cluster.types) type.attention_kernel = AttentionKernel::kFlash;
+  StrategyRequest request;
+  request.seq_len = 256, request.sequences = 8, request.microbatches = 2;
+  double worst = 0;
+  for (const char* strategy : {"ep", "single"}) {
+    for (const Recompute recompute : {Recompute::kOff, Recompute::kLocal}) {
+      Plan plan = find_strategy(strategy).make(model, cluster, request);
+      use_dtype(plan, Dtype::kFp32);
+      plan.recompute = recompute;
+      worst = std::max(worst, check_memory(model, cluster, plan,
+                                           fmt::format("shared heads, {} {}", strategy, text_of(recompute))));
+    }
+  }
+  std::cout << fmt::format("[          ] shared heads: the model is off by {:.1f} % at worst\n", 100 * worst);
+  EXPECT_LE(worst, 0.02);
+}
+
 TEST(MeasuredMemory, IsTheModelsWithAShardedOptimizer) {
   at::set_num_threads(1);
   const ModelConfig model = load_model("demo");
