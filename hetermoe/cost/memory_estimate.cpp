@@ -380,7 +380,8 @@ OpMemory attention_memory(const Plan& figures, Recompute recompute, const ModelC
   // Rows sent and returned, and the gradients of both.
   out.exchanged = tokens * (2 + 2 * rows) * row_bytes(model, element);
   // Gradients inside attention are there when what its exchanges carry has come or has not gone yet.
-  const Bytes gradients = tokens * attention_gradient_bytes(model, element);
+  const Bytes gradients = tokens * attention_gradient_bytes(model, element) +
+                          real(layer_weights(model, layer).attention_part()) * element;
   out.largest = work + std::max(out.exchanged, gradients);
   out.again = again ? work : 0;
   return out;

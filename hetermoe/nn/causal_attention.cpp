@@ -312,8 +312,7 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
     return at_once ? attention_of_documents(q, k, v, how) : attention_by_documents(q, k, v, how, path);
   }
   const bool own = path == Path::kAuto && !how.sinks.defined() && is_cpu_float(q) &&
-                   !takes_gpu_operators(q) && !is_windowed(how, q.size(1)) &&
-                   fits_cpu_attention(attention_shape(q, k, v, how.scale));
+                   !is_windowed(how, q.size(1)) && fits_cpu_attention(attention_shape(q, k, v, how.scale));
   if (!own) return generic_attention(q, k, v, how);
   const auto rows = [](const at::Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); };
   return CausalAttentionFunction::apply(rows(q), rows(k), rows(v), how.scale);

@@ -212,6 +212,9 @@ class AllProducts {
     return out;
   }
   bool grouped() const { return grouped_; }
+  const at::Tensor& ends() const {
+    return ends_;
+  }  ///< of the copies of each slot, on the device; if grouped()
   /// out[c] += (factor[c] *) the bias of c's slot. bias_SX undefined = there are none.
   void add_biases_to(const at::Tensor& out_CX, const at::Tensor& bias_SX,
                      const at::Tensor& factor_C = {}) const {
@@ -249,12 +252,11 @@ struct Bunch {
 };
 
 /// How the weight gradients go. A large expert goes alone, for libtorch has one product with a sum of fp32.
-/// Small ones go together as long as their products in 16 bits fit into 64 MiB, which are then added. On an
-/// H100, 64 experts of OLMoE-1B-7B (2026-11-26) took 2.66 ms in bunches and 2.34 ms alone, but 26 launches in
-/// place of 128.
+/// Small ones go together, as many as have room, and what they made in 16 bits is added. On an H100 the 64
+/// experts of a layer of OLMoE-1B-7B took 2.66 ms in bunches of 64 MiB and 2.34 ms one by one (2026-11-26);
+/// those are 128 launches a layer, these two with their addition for each bunch.
 std::vector<Bunch> bunches_of(const std::vector<Chunk>& slots, i64 product_bytes, bool grouped) {
-  constexpr i64 kRoom = 64 << 20;
-  const i64 most = grouped ? std::max<i64>(1, kRoom / product_bytes) : 1;
+  const i64 most = grouped ? std::max<i64>(1, kMostProductBytes / product_bytes) : 1;
   std::vector<Bunch> out;
   for (const Chunk& chunk : slots) {
     if (out.empty() || out.back().slot + out.back().num_slots != chunk.slot || out.back().num_slots == most)
@@ -267,13 +269,14 @@ std::vector<Bunch> bunches_of(const std::vector<Chunk>& slots, i64 product_bytes
 
 /// Where the copies of the slots of all bunches end, counted from the begin of their bunch; on the device.
 at::Tensor ends_in_bunches(const std::vector<Bunch>& bunches, const CopyGroups& groups,
-                           const at::Device& device) {
+                           const AllProducts& products) {
+  if (bunches.size() == 1 && bunches[0].slot == 0) return products.ends();
   std::vector<i64> ends;
   for (const Bunch& bunch : bunches) {
     for (i64 slot = bunch.slot; slot < bunch.slot + bunch.num_slots; ++slot)
       ends.push_back(groups.offsets[idx(slot + 1)] - bunch.begin);
   }
-  return to_device(int32_tensor(ends), device);
+  return to_device(int32_tensor(ends), products.ends().device());
 }
 
 /// grad[slot] += left^T right over the copies of each slot.
@@ -283,7 +286,7 @@ void add_products(const at::Tensor& grad_SXY, const at::Tensor& left_CX, const a
   const i64 product_bytes = grad_SXY[0].numel() * static_cast<i64>(left_CX.element_size());
   const std::vector<Bunch> bunches = bunches_of(slots, product_bytes, products.grouped());
   const bool all_alone = bunches.size() == slots.size();
-  const at::Tensor ends = all_alone ? at::Tensor() : ends_in_bunches(bunches, groups, left_CX.device());
+  const at::Tensor ends = all_alone ? at::Tensor() : ends_in_bunches(bunches, groups, products);
   i64 first = 0;  // of the bunch's ends
   for (const Bunch& bunch : bunches) {
     const auto part = [&](const at::Tensor& x) { return x.narrow(0, bunch.begin, bunch.count); };

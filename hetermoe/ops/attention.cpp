@@ -118,9 +118,12 @@ Bytes attention_workspace(BufferSizes& s, const Op& op, DeviceId device) {
     const Bytes stays = s.row(device) + (p.is_moe(op.layer) ? 4.0 * real(model.num_experts) : 0);
     return inside + count * (stays - attention_left_bytes(model, op.layer, s.element(device), of_team));
   }
+  if (!p.states().trains(state)) return inside + count * s.row(device);
   // Most is held where the attention kernel hands over its gradients, when that of the residual stream is
-  // there, or with few tokens at the end, with those of all adapters.
-  return inside + std::max(s.work().adapter_params(state) * s.element(device), count * s.row(device));
+  // there. Gradients of weights as large as those that come after it stand for smaller tensors of autograd.
+  const i64 after = (model.output_width() + (p.is_moe(op.layer) ? model.num_experts : 0)) * model.hidden;
+  const Bytes all = s.work().trained_params(state) * s.element(device);
+  return inside + std::max(all, std::min(all, real(after) * s.element(device)) + count * s.row(device));
 }
 
 void merge_accesses(AccessList& list) {

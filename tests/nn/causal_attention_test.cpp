@@ -124,7 +124,8 @@ TEST(CausalAttention, OfAGpuKeepsTheProjectionAndNoCopies) {
   const kernels::HostKernels on;
   const i64 tokens = 512, heads = 8, kv_heads = 1, dim = 16;
   const HeadShape shape{256, heads, kv_heads, dim};
-  const at::Tensor leaf = wave({tokens, (heads + 2 * kv_heads) * dim}, 1, 0.77).requires_grad_();
+  // In fp64, for which this CPU has no attention of its own.
+  const at::Tensor leaf = wave({tokens, (heads + 2 * kv_heads) * dim}, 1, 0.77, at::kDouble).requires_grad_();
   const RopeTable table = rope_table(256, dim, 1e4, leaf.options());
   at::Tensor out;
   MemoryMeter meter;
@@ -133,8 +134,8 @@ TEST(CausalAttention, OfAGpuKeepsTheProjectionAndNoCopies) {
     watch.begin(0);
     out = rotary_attention(leaf * 1, shape, table, RopeLayout::kHalves);
   }
-  const Bytes projection = 4.0 * tokens * (heads + 2 * kv_heads) * dim, output = 4.0 * tokens * heads * dim;
-  EXPECT_NEAR(meter.of(0, 0).left, projection + output + 4.0 * tokens * heads, 512);
+  const Bytes projection = 8.0 * tokens * (heads + 2 * kv_heads) * dim, output = 8.0 * tokens * heads * dim;
+  EXPECT_NEAR(meter.of(0, 0).left, projection + output + 8.0 * tokens * heads, 512);
 }
 
 struct DocumentsCase {

@@ -8,6 +8,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/device/accelerator.h"
+#include "hetermoe/nn/experts.h"
 #include "hetermoe/report/table.h"
 
 namespace hetermoe {
@@ -158,7 +159,9 @@ BesidesPlan besides_plan(const std::vector<MemoryPeak>& peaks, int capability, i
   // OLMoE-1B-7B with 4 layers on an H100 (2026-11-26): 0.2 GB more than predicted beside 7.2 GB of
   // activations.
   constexpr double kShareInFlight = 0.03;
-  BesidesPlan out{(2.0 * real(static_cast<i64>(peaks.size())) + 1) * workspace,
+  const bool groups = capability / 10 == 9 || capability / 10 == 10;
+  const double devices = real(static_cast<i64>(peaks.size()));
+  BesidesPlan out{(2 * devices + 1) * workspace + (groups ? devices * real(kMostProductBytes) : 0),
                   real(communicators) * kOfCommunicator, 0};
   for (const MemoryPeak& peak : peaks)
     out.in_flight += kShareInFlight * (peak.use.total() - peak.use.state());

@@ -57,9 +57,11 @@ struct GpuRoom {
 
 /// What a run takes of a GPU besides the tensors of its plan.
 struct BesidesPlan {
-  Bytes workspaces = 0;  ///< of cuBLAS: one for each thread that multiplies and its stream
-  Bytes messages = 0;    ///< buffers of NCCL
-  Bytes in_flight = 0;   ///< buffers that no running op needs and whose last op has not ended
+  /// Of cuBLAS: one for each thread that multiplies and its stream. And kMostProductBytes where products are
+  /// grouped.
+  Bytes workspaces = 0;
+  Bytes messages = 0;   ///< buffers of NCCL
+  Bytes in_flight = 0;  ///< buffers that no running op needs and whose last op has not ended
   Bytes total() const { return workspaces + messages + in_flight; }
 };
 /// peaks: of the devices that share the GPU. communicators: of NCCL, 0 = the run has none.
