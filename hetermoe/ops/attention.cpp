@@ -118,12 +118,12 @@ Bytes attention_workspace(BufferSizes& s, const Op& op, DeviceId device) {
     const Bytes stays = s.row(device) + (p.is_moe(op.layer) ? 4.0 * real(model.num_experts) : 0);
     return inside + count * (stays - attention_left_bytes(model, op.layer, s.element(device), of_team));
   }
-  if (!p.states().trains(state)) return inside + count * s.row(device);
-  // Most is held where the attention kernel hands over its gradients, when that of the residual stream is
-  // there. Gradients of weights as large as those that come after it stand for smaller tensors of autograd.
-  const i64 after = (model.output_width() + (p.is_moe(op.layer) ? model.num_experts : 0)) * model.hidden;
-  const Bytes all = s.work().trained_params(state) * s.element(device);
-  return inside + std::max(all, std::min(all, real(after) * s.element(device)) + count * s.row(device));
+  // Most is held where the attention kernel hands over its gradients, when these are there: that of the
+  // residual stream, and in fp32 those of the router's scores, of its logits and of the weights that it gave.
+  // With few tokens at the end, with the gradients of all adapters.
+  const i64 of_router = p.is_moe(op.layer) ? 2 * model.num_experts + model.top_k : 0;
+  return inside + std::max(s.work().adapter_params(state) * s.element(device),
+                           count * (s.row(device) + 4.0 * real(of_router)));
 }
 
 void merge_accesses(AccessList& list) {

@@ -207,7 +207,7 @@ TEST(MeasuredMemory, IsTheModelsWhereResultsGoToTheNextLayer) {
       }
     }
   }
-  EXPECT_LE(worst[1], 0.03);
+  EXPECT_LE(worst[1], 0.035);
   std::cout << fmt::format("[          ] the model is off by {:.2f} % at worst, by the source {:.2f} %\n",
                            100 * worst[1], 100 * worst[0]);
 }
@@ -261,7 +261,7 @@ TEST(MeasuredMemory, IsTheModelsWithHosts) {
           std::max(worst, check_memory(model, cluster, plan, fmt::format("{} {}", strategy, entries.back())));
     }
   }
-  EXPECT_LE(worst, 0.02);
+  EXPECT_LE(worst, 0.025);
   std::cout << fmt::format("[          ] with hosts: the model is off by {:.1f} % at worst\n", 100 * worst);
 }
 
