@@ -245,16 +245,14 @@ at::Tensor forward_all(const ExpertSlab& slab, const at::Tensor& rows_RD, const 
   return out;
 }
 
-/// Neighbouring slots that all have copies.
+/// Neighbouring slots that all have copies, and where these are.
 struct Bunch {
-  i64 slot, num_slots;
-  i64 begin, count;  ///< of their copies
+  i64 slot, num_slots, begin, count;
 };
 
-/// How the weight gradients go. A large expert goes alone, for libtorch has one product with a sum of fp32.
-/// Small ones go together, as many as have room, and what they made in 16 bits is added. On an H100 the 64
-/// experts of a layer of OLMoE-1B-7B took 2.66 ms in bunches of 64 MiB and 2.34 ms one by one (2026-11-26);
-/// those are 128 launches a layer, these two with their addition for each bunch.
+/// A large expert goes alone, for libtorch has one product with a sum of fp32. Small ones go together, as
+/// many as have room. On an H100 the 64 experts of a layer of OLMoE-1B-7B took 2.66 ms in bunches of 64 MiB
+/// and 2.34 ms one by one (2026-11-26), but those are 128 launches a layer.
 std::vector<Bunch> bunches_of(const std::vector<Chunk>& slots, i64 product_bytes, bool grouped) {
   const i64 most = grouped ? std::max<i64>(1, kMostProductBytes / product_bytes) : 1;
   std::vector<Bunch> out;
