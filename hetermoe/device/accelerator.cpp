@@ -169,8 +169,15 @@ std::string gpu_name(c10::Device device) {
   return {properties.data(), ::strnlen(properties.data(), kNameSize)};
 }
 
-Bytes gpu_memory(c10::Device device) {
-  if (!device.is_cuda() || !open_cuda().empty()) return 0;
+namespace {
+
+/// As the driver says it.
+struct DriverMemory {
+  Bytes total = 0, free = 0;
+};
+
+DriverMemory driver_memory(c10::Device device) {
+  if (!device.is_cuda() || !open_cuda().empty()) return {};
   using GetMemory = int(std::size_t * free, std::size_t * total);
   static auto* const get_memory = reinterpret_cast<GetMemory*>(dlsym(RTLD_DEFAULT, "cudaMemGetInfo"));
   const c10::impl::VirtualGuardImpl guard = guard_of(device);
@@ -178,7 +185,20 @@ Bytes gpu_memory(c10::Device device) {
   std::size_t free = 0, total = 0;
   const bool known = get_memory != nullptr && get_memory(&free, &total) == 0;
   guard.setDevice(before);
-  return known ? static_cast<Bytes>(total) : 0;
+  return known ? DriverMemory{static_cast<Bytes>(total), static_cast<Bytes>(free)} : DriverMemory{};
+}
+
+}  // namespace
+
+Bytes gpu_memory(c10::Device device) { return driver_memory(device).total; }
+
+Bytes free_gpu_memory(c10::Device device) {
+  const Bytes of_driver = driver_memory(device).free;
+  if (of_driver == 0 || !c10::GetAllocator(device.type())) return of_driver;
+  constexpr std::size_t kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
+  return of_driver +
+         static_cast<Bytes>(stats.reserved_bytes[kAll].current - stats.allocated_bytes[kAll].current);
 }
 
 void* stream_handle(c10::Device device) {

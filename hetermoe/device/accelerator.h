@@ -63,6 +63,9 @@ GpuFacts gpu_facts(c10::Device device);
 std::string gpu_name(c10::Device device);
 /// All memory of a GPU; 0 on a CPU or when the driver does not say.
 Bytes gpu_memory(c10::Device device);
+/// What this process may still take of it: what the driver has left, other processes and the contexts of CUDA
+/// aside, and what the allocator keeps for tensors to come. 0 as above.
+Bytes free_gpu_memory(c10::Device device);
 
 /// The calling thread's stream on a device as its own library knows it (cudaStream_t); null on a CPU.
 void* stream_handle(c10::Device device);

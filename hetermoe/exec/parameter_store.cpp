@@ -297,7 +297,10 @@ void ParameterStore::initialize(u64 seed) {
   init_parameters(views, seed);
   // Masters of low-precision parameters copy the values just drawn.
   for (auto& [index, state] : by_state_) {
-    if (updates_here(state->state)) state->moments = moments_of(*state);
+    if (updates_here(state->state)) {
+      state->moments = {};  // two of them may be more than a device has room for
+      state->moments = moments_of(*state);
+    }
     state->publish();
   }
 }

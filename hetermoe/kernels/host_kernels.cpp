@@ -6,6 +6,7 @@
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/kernels/host_block.h"
+#include "hetermoe/kernels/host_operators.h"
 
 namespace hetermoe::kernels {
 namespace {
@@ -29,6 +30,7 @@ void run_thread(const Kernel& kernel, HostBlock own, i64 shared_bytes, const voi
 }  // namespace
 
 HostKernels::HostKernels(i32 threads_per_block) : before_(threads_now.exchange(threads_per_block)) {
+  register_host_operators();
   ++num_alive;
 }
 HostKernels::~HostKernels() {

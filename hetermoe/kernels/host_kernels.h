@@ -4,9 +4,10 @@
 namespace hetermoe::kernels {
 
 /// While one lives, kernels take CPU tensors, too, in the whole process: what runs on a GPU runs here, every
-/// kernel block after block on the calling thread. For tests; slow. With more than one thread per block their
-/// order is checked as well: each is a thread of its own, and they meet where the kernel says so. Threads may
-/// make and drop these at any time; launches that are under way finish.
+/// kernel block after block on the calling thread. So do operators of libtorch that it has for GPUs alone.
+/// For tests; slow. With more than one thread per block their order is checked as well: each is a thread of
+/// its own, and they meet where the kernel says so. Threads may make and drop these at any time; launches
+/// that are under way finish.
 class HostKernels {
  public:
   explicit HostKernels(i32 threads_per_block = 1);

@@ -324,15 +324,6 @@ Bytes attention_left_bytes(const ModelConfig& m, i64 layer, Bytes element, bool 
   return real(elements) * element + (m.is_moe(layer) ? real(m.num_experts) * kStatBytes : 0);
 }
 
-double attention_largest_product(const ModelConfig& m, i64 layer) {
-  i64 largest = std::max(m.output_width() * m.hidden, 2 * local_mlp_width(m, layer) * m.hidden);
-  if (m.is_moe(layer)) largest = std::max(largest, m.num_experts * m.hidden);
-  if (!is_mla(m)) return real(std::max(largest, qkv_width(m) * m.hidden));
-  const i64 query_in = m.q_lora_rank == 0 ? m.hidden : m.q_lora_rank;
-  return real(std::max(
-      {largest, query_in * m.query_width(), m.kv_lora_rank * m.num_heads * (m.qk_nope_dim + m.v_dim)}));
-}
-
 Bytes attention_saved_bytes(const ModelConfig& model, i64 layer, const ActivationOptions& options) {
   return row_bytes(model, options.element) + routing_bytes(model, layer) +
          attention_kept_bytes(model, layer, options);
@@ -368,9 +359,16 @@ Bytes expert_saved_bytes(const ModelConfig& model, const ActivationOptions& opti
   return sum;
 }
 
+i64 head_run_on_gpu(const ModelConfig& model, Bytes element) {
+  constexpr Bytes kRoom = 512 << 20;
+  constexpr i64 kFewest = 4096, kMost = 8192;
+  return real(kMost * model.vocab) * element <= kRoom ? kMost : kFewest;
+}
+
 Bytes head_work_bytes(const ModelConfig& model, double tokens, Bytes element) {
-  return std::min(tokens, real(kHeadChunkTokens)) *
-         (real(model.vocab) * (element + 4) + row_bytes(model, element));
+  const Bytes logits = real(model.vocab) * element, row = row_bytes(model, element);
+  return std::max(std::min(tokens, real(kHeadRunOnCpu)) * (logits + 4.0 * real(model.vocab) + row),
+                  std::min(tokens, real(head_run_on_gpu(model, element))) * (logits + row));
 }
 
 }  // namespace hetermoe

@@ -194,8 +194,6 @@ Bytes attention_gradient_bytes(const ModelConfig& model, Bytes element);
 /// keys and values instead of q + k + v. Gradients of router logits are fp32. In a team the first of these,
 /// up to q + k + v, are not left: their op computes the gradients of its weights.
 Bytes attention_left_bytes(const ModelConfig& model, i64 layer, Bytes element, bool of_team = false);
-/// Elements of the largest weight of an attention part that is one product.
-double attention_largest_product(const ModelConfig& model, i64 layer);
 /// Bytes per token of these that forward keeps.
 Bytes attention_kept_bytes(const ModelConfig& model, i64 layer, const ActivationOptions& options);
 /// Per token, memory traffic of making again what kSelected does not keep: both norms 2H each, the product of
@@ -223,10 +221,14 @@ Bytes expert_kept_bytes(const ModelConfig& model, Bytes element);
 /// for several experts of a device is counted once per expert here: an upper bound with row_dedup.
 Bytes expert_saved_bytes(const ModelConfig& model, const ActivationOptions& options);
 
-/// Tokens whose logits exist at once: the head works in runs of so many.
-inline constexpr i64 kHeadChunkTokens = 1024;
-/// Work memory of the head for one run of the microbatch's tokens. Per token: logits and their gradient,
-/// V*element + V*4 (fp32 softmax), plus the normed row.
+/// Tokens whose logits exist at once: the head works in runs of so many. On a CPU, and on a GPU: there
+/// products of few rows are slow, so a run has 4,096 tokens, and up to 8,192 where their logits take no more
+/// than 512 MiB.
+inline constexpr i64 kHeadRunOnCpu = 1024;
+i64 head_run_on_gpu(const ModelConfig& model, Bytes element);
+/// Work memory of the head for one run of the microbatch's tokens, on the kind of device that needs more. Per
+/// token of a CPU: logits, V*element, and their softmax, V*4, plus the normed row. Per token of a GPU:
+/// logits, in whose place their gradient comes, plus the row.
 Bytes head_work_bytes(const ModelConfig& model, double tokens, Bytes element);
 
 }  // namespace hetermoe

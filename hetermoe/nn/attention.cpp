@@ -165,10 +165,21 @@ at::Tensor Leaves::wide_product(const at::Tensor& x, Weight weight, at::ScalarTy
   return out;
 }
 
+void add_left_(const at::Tensor& sum, const LeftProduct& left) {
+  const at::Tensor x = left.jitter.on() ? jittered(left.x, left.jitter, left.dout.scalar_type()) : left.x;
+  add_weight_gradient_(sum, left.dout, x);
+}
+
 void Leaves::leave(const at::Tensor& x, std::size_t weight, const at::Tensor& out,
                    const RouterJitter& jitter) const {
   auto left = std::make_shared<LeftProduct>(LeftProduct{weight, x.detach(), jitter});
-  out.register_hook([left](const at::Tensor& dout) { left->dout = dout; });
+  out.register_hook([left](const at::Tensor& dout) {
+    left->dout = dout;
+    if (!left->sum.defined()) return;
+    add_left_(left->sum, *left);
+    left->dout.reset();
+    left->x.reset();
+  });
   left_->push_back(std::move(left));
 }
 

@@ -16,13 +16,19 @@ struct LeftProduct {
   at::Tensor x;              ///< its input
   RouterJitter jitter = {};  ///< by which x is yet to be multiplied
   at::Tensor dout = {};      ///< gradient of its result, once backward came by; undefined = none came
+  /// Backward adds the weight's gradient here when it comes by, and leaves nothing. Undefined = it leaves
+  /// both.
+  at::Tensor sum = {};
 };
+
+/// Adds the gradient of the weight of a product whose `dout` is there.
+void add_left_(const at::Tensor& sum, const LeftProduct& left);
 
 /// The weights of a state group as autograd leaves (sharing storage), or plainly as they are. In a group with
 /// adapters the adapters are the leaves, and products add their terms.
 class Leaves {
  public:
-  /// kLater: backward shall not compute the gradients of the weights of products; see left().
+  /// kLater: the weights of products are no leaves; see left() for their gradients.
   enum class Grad { kNo, kYes, kLater };
   Leaves(const StateGroup& state, Grad grad);
   const at::Tensor& operator[](Weight weight) const;

@@ -48,24 +48,11 @@ at::Tensor without_gaps(const at::Tensor& given_TK, const at::Tensor& chosen_TK)
   return at::where(given_TK.lt(0), chosen_TK, given_TK);
 }
 
-Leaves::Grad leaves_of(KeepGraph keep_graph) {
-  switch (keep_graph) {
-    case KeepGraph::kNo:
-      return Leaves::Grad::kNo;
-    case KeepGraph::kYes:
-      return Leaves::Grad::kYes;
-    case KeepGraph::kLeavesWeights:
-    case KeepGraph::kSelected:
-      return Leaves::Grad::kLater;
-  }
-  HM_CHECK(false, "kind of graph {}", static_cast<int>(keep_graph));
-}
-
 /// One pass through the part. cache: of the tokens before, null = there are none.
 AttentionGraph run(const ModelConfig& model, i64 layer, const StateGroup& state, const at::Tensor& y_TD,
                    const Sequences& sequences, const RouterTask& task, KeepGraph keep_graph,
                    const at::Tensor& context_TA = {}, KvCache* cache = nullptr) {
-  const Leaves::Grad grad = leaves_of(keep_graph);
+  const Leaves::Grad grad = keep_graph == KeepGraph::kNo ? Leaves::Grad::kNo : Leaves::Grad::kLater;
   const bool selects = keep_graph == KeepGraph::kSelected;
   const auto input = [&](const at::Tensor& x) {
     return grad != Leaves::Grad::kNo && x.defined() ? x.detach().requires_grad_() : x;
@@ -180,11 +167,10 @@ at::Tensor add_z_loss(Seeds& seeds, const AttentionGraph& graph, double factor) 
   return value.square().sum() * factor;
 }
 
-/// [position in leaves.all()] whether its gradient comes with those of inputs.
-std::vector<bool> direct_weights(const AttentionGraph& graph, const StateGroup& state, bool leaves_weights) {
+/// [position in leaves.all()] whether its gradient comes with those of inputs: not those of products.
+std::vector<bool> direct_weights(const AttentionGraph& graph, const StateGroup& state) {
   std::vector<bool> direct(graph.leaves.all().size(), true);
   std::fill_n(direct.begin(), state.values.size(), state.trainable());
-  if (!leaves_weights) return direct;
   for (const std::shared_ptr<LeftProduct>& product : graph.leaves.left()) direct[product->weight] = false;
   return direct;
 }
@@ -287,13 +273,12 @@ AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateG
   }
   AttentionGradient out;
   const at::AutoGradMode mode(true);
-  const KeepGraph kind = input.leaves_weights ? KeepGraph::kLeavesWeights : KeepGraph::kYes;
   const AttentionGraph graph =
       input.graph != nullptr
           ? std::move(*input.graph)
           : run(model, layer, state, input.y_TD, sequences,
-                {.topk_TK = input.topk_TK, .jitter = input.jitter, .z_loss = input.z_factor > 0}, kind,
-                input.context_TA);
+                {.topk_TK = input.topk_TK, .jitter = input.jitter, .z_loss = input.z_factor > 0},
+                KeepGraph::kYes, input.context_TA);
   Seeds seeds;
   seeds.add(graph.u, input.du_TD);
   seeds.add(graph.x, input.dx_TD);
@@ -303,8 +288,11 @@ AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateG
                      : at::zeros({}, scalar);
   if (input.z_factor > 0 && graph.log_sum.defined())
     out.aux_loss = out.aux_loss + add_z_loss(seeds, graph, input.z_factor);
-  const bool leaves_weights = input.leaves_weights || graph.selected();
-  const std::vector<bool> direct = direct_weights(graph, state, leaves_weights);
+  if (!input.leaves_weights && !graph.selected()) {
+    for (const std::shared_ptr<LeftProduct>& product : graph.leaves.left())
+      product->sum = state.grads[product->weight];
+  }
+  const std::vector<bool> direct = direct_weights(graph, state);
   std::vector<at::Tensor> inputs;
   std::vector<std::size_t> weights;
   for (std::size_t i = 0; i < direct.size(); ++i) {
@@ -319,7 +307,7 @@ AttentionGradient attention_backward(const ModelConfig& model, i64 layer, StateG
   if (graph.context.defined()) out.dcontext_TA = grads[grads.size() - 2];
   const c10::NoGradGuard no_grad;
   if (graph.selected()) make_again(graph, model, state);
-  AttentionLeft left{leaves_weights ? graph.leaves.left() : decltype(AttentionLeft::products)(), {}};
+  AttentionLeft left{graph.leaves.left(), {}};
   for (std::size_t i = 0; i < weights.size(); ++i) {
     if (grads[i].defined()) left.direct.emplace_back(weights[i], grads[i]);
   }
@@ -334,12 +322,7 @@ void attention_weight_gradients(StateGroup& state, AttentionLeft& left) {
   const c10::NoGradGuard no_grad;
   for (const auto& [weight, gradient] : left.direct) add_gradient_(state.grad_at(weight), gradient);
   for (const std::shared_ptr<LeftProduct>& product : left.products) {
-    if (!product->dout.defined()) continue;
-    const at::Tensor x = product->jitter.on()
-                             ? jittered(product->x, product->jitter, product->dout.scalar_type())
-                             : product->x;
-    add_gradient_(state.grads[product->weight],
-                  linear_weight_gradient(product->dout, x, state.values[product->weight].scalar_type()));
+    if (product->dout.defined()) add_left_(state.grads[product->weight], *product);
   }
 }
 

@@ -14,10 +14,9 @@
 // A team divides it: see team_attention.h.
 namespace hetermoe {
 
-/// kYes: backward needs no recomputation; costs the memory of the graph. kLeavesWeights: likewise, for a
-/// backward that leaves gradients of weights. kSelected: for either, without what norms and the activation
-/// made, which backward makes again.
-enum class KeepGraph { kNo, kYes, kLeavesWeights, kSelected };
+/// kYes: backward needs no recomputation; costs the memory of the graph. kSelected: without what norms and
+/// the activation made, which backward makes again.
+enum class KeepGraph { kNo, kYes, kSelected };
 
 struct AttentionGraph;  ///< autograd graph of one forward call
 struct AttentionLeft;   ///< what one backward call leaves for attention_weight_gradients()
@@ -62,11 +61,10 @@ struct AttentionBackwardInput {
                            ///< into A equal contiguous parts. A = 1 (one group) to B (a row for every
                            ///< sequence, and so where sequences are not whole). Undefined = none
   std::shared_ptr<AttentionGraph> graph;  ///< of forward; null = recompute. Used up by the call
-  bool leaves_weights = false;  ///< a graph is then one of KeepGraph::kLeavesWeights or kSelected. Not for
-                                ///< frozen states
-  RouterJitter jitter = {};     ///< of forward
-  at::Tensor context_TA = {};   ///< of forward
-  double z_factor = 0;          ///< the z-loss is this times the sum over tokens of logsumexp(logits)^2
+  bool leaves_weights = false;            ///< not for frozen states
+  RouterJitter jitter = {};               ///< of forward
+  at::Tensor context_TA = {};             ///< of forward
+  double z_factor = 0;  ///< the z-loss is this times the sum over tokens of logsumexp(logits)^2
 };
 
 struct AttentionGradient {

@@ -2,11 +2,16 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <optional>
 #include <vector>
 
+#include "hetermoe/device/accelerator.h"
+#include "hetermoe/device/host_copy.h"
 #include "hetermoe/nn/cpu_attention.h"
 #include "hetermoe/nn/cpu_kernels.h"
+#include "hetermoe/nn/gpu_kernels.h"
+#include "hetermoe/nn/routing.h"
 
 namespace hetermoe {
 namespace {
@@ -14,10 +19,13 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Views of a fused projection [T, (heads + 2 kv_heads) * dim]: q, k, v as [B, S, heads, dim].
+/// A fused projection [T, (heads + 2 kv_heads) * dim] as [B, S, heads + 2 kv_heads, dim].
+at::Tensor all_heads(const at::Tensor& qkv, const HeadShape& shape) {
+  return qkv.view({-1, shape.seq_len, shape.num_heads + 2 * shape.num_kv_heads, shape.dim});
+}
+/// Its views q, k, v: [B, S, heads, dim].
 std::vector<at::Tensor> head_views(const at::Tensor& qkv, const HeadShape& shape) {
-  const at::Tensor heads = qkv.view({-1, shape.seq_len, shape.num_heads + 2 * shape.num_kv_heads, shape.dim});
-  return heads.split_with_sizes({shape.num_heads, shape.num_kv_heads, shape.num_kv_heads}, 2);
+  return all_heads(qkv, shape).split_with_sizes({shape.num_heads, shape.num_kv_heads, shape.num_kv_heads}, 2);
 }
 
 HeadRows head_rows(const at::Tensor& x_BShd) {
@@ -78,7 +86,10 @@ struct CausalAttentionFunction : torch::autograd::Function<CausalAttentionFuncti
 void turn_in_place(const at::Tensor& x_BShd, const RopeTable& table, RopeLayout layout,
                    RopeDirection direction) {
   const at::Tensor front = turned_part(x_BShd, table.cos);
-  cpu_rotate(front, front, table, layout, direction);
+  if (runs_on_kernels(front))
+    gpu_rotate(front, front, table, layout, direction);
+  else
+    cpu_rotate(front, front, table, layout, direction);
 }
 
 /// Rotates q and k inside the projection's own memory: its backward needs its input alone, so that nobody
@@ -111,6 +122,49 @@ struct RotaryAttentionFunction : torch::autograd::Function<RotaryAttentionFuncti
   }
 };
 
+/// Where q, k and v lie in a fused projection, and how q and k are turned.
+struct FusedHeads {
+  HeadShape shape;
+  RopeTable table;
+  RopeLayout layout;
+};
+
+/// q, k and v of a fused projection as views of it, q and k turned where they lie: the kernel of attention
+/// then keeps the projection and no copy. For devices with kernels of our own.
+struct TurnedHeadsFunction : torch::autograd::Function<TurnedHeadsFunction> {
+  static variable_list forward(AutogradContext* context, const at::Tensor& qkv, const FusedHeads& how) {
+    const at::Tensor own = qkv.variable_data();  // its views are none of autograd's
+    turn_in_place(all_heads(own, how.shape).narrow(2, 0, how.shape.num_heads + how.shape.num_kv_heads),
+                  how.table, how.layout, RopeDirection::kForward);
+    context->save_for_backward({how.table.cos, how.table.sin});
+    context->saved_data["shape"] =
+        std::vector<i64>{how.shape.seq_len, how.shape.num_heads, how.shape.num_kv_heads, how.shape.dim,
+                         static_cast<i64>(how.layout)};
+    return head_views(own, how.shape);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const variable_list saved = context->get_saved_variables();
+    const std::vector<i64> numbers = context->saved_data["shape"].toIntVector();
+    const FusedHeads how{{numbers[0], numbers[1], numbers[2], numbers[3]},
+                         {saved[0], saved[1]},
+                         static_cast<RopeLayout>(numbers[4])};
+    const i64 tokens = grads[0].size(0) * grads[0].size(1), heads = numbers[1] + 2 * numbers[2];
+    const at::Tensor dqkv = at::empty({tokens, heads * numbers[3]}, grads[0].options());
+    const variable_list dparts = head_views(dqkv, how.shape);
+    const bool whole = 2 * how.table.cos.size(-1) == how.shape.dim;
+    for (std::size_t i = 0; i < 2; ++i) {
+      if (whole && grads[i].stride(-1) == 1) {
+        gpu_rotate(dparts[i], grads[i], how.table, how.layout, RopeDirection::kBackward);
+      } else {
+        dparts[i].copy_(grads[i]);
+        turn_in_place(dparts[i], how.table, how.layout, RopeDirection::kBackward);
+      }
+    }
+    dparts[2].copy_(grads[2]);
+    return {dqkv, at::Tensor()};
+  }
+};
+
 bool is_windowed(const AttentionHow& how, i64 seq_len) { return how.window > 0 && how.window < seq_len; }
 
 at::Tensor pad_width(const at::Tensor& x, i64 width) {
@@ -130,11 +184,28 @@ at::Tensor window_mask(i64 queries, i64 keys, i64 first, i64 window, c10::Device
   return ones.tril(first).triu(first + 1 - window);
 }
 
-/// The device's fused kernel: [B, h, S, dim]. mask: [queries, keys]; none = causal.
+/// Whether FlashAttention takes heads of such a width, forward and backward: the GPUs of compute
+/// capability 8.6, 8.9 and 12 do no wider ones backward. HostKernels brings the kernel along for any dtype.
+bool has_flash_attention(const at::Tensor& q, i64 width) {
+  constexpr i64 kWidest = 192;
+  if (q.device().is_cpu()) return kernels::HostKernels::on() && width <= kWidest;
+  return q.element_size() == 2 && width <= kWidest && compute_capability(q.device()) >= 80;
+}
+
+/// Whether the fused kernel reads keys and values of fewer heads where they lie, and keeps them so. On a GPU
+/// (libtorch 2.11) the kernels of cuDNN and of FlashAttention do, forward and backward: for 16 bits, without
+/// a mask. The memory-efficient kernel, which serves all else, wants as many heads as queries have. On a CPU
+/// libtorch's kernel does.
+bool shares_heads(const at::Tensor& q, i64 width, bool has_mask) {
+  return !has_mask && (q.device().is_cpu() || has_flash_attention(q, width));
+}
+
+/// The device's fused kernel: [B, h, S, dim]; k and v may have fewer heads if it shares_heads(). mask:
+/// [queries, keys]; none = causal.
 at::Tensor fused_kernel(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale,
                         const std::optional<at::Tensor>& mask) {
   return at::scaled_dot_product_attention(q, k, v, mask, /*dropout_p=*/0.0, /*is_causal=*/!mask.has_value(),
-                                          scale);
+                                          scale, /*enable_gqa=*/k.size(1) != q.size(1));
 }
 
 /// The same with sinks: a key in front of all others, whose product with every query is the sink and whose
@@ -157,13 +228,15 @@ at::Tensor kernel_with_sinks(const at::Tensor& q, const at::Tensor& k, const at:
   return fused_kernel(queries, keys, values, how.scale, std::nullopt).narrow(2, 1, q.size(2));
 }
 
-/// By the device's fused kernel, which wants equal widths and heads. Zero columns change nothing: neither the
-/// scores nor the kept columns. mask: [queries, keys] true where a query sees a key; none = causal.
+/// By the device's fused kernel, which wants equal widths. Zero columns change nothing: neither the scores
+/// nor the kept columns. mask: [queries, keys] true where a query sees a key; none = causal.
 at::Tensor fused_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const AttentionHow& how, const std::optional<at::Tensor>& mask) {
   const i64 width = std::max(q.size(-1), v.size(-1)), num_heads = q.size(2);
+  const bool shares = shares_heads(q, width, mask.has_value()) && !how.sinks.defined();
   const auto operand = [&](const at::Tensor& x) {
-    return pad_width(repeat_heads(x.transpose(1, 2), num_heads), width);
+    const at::Tensor heads = x.transpose(1, 2);
+    return pad_width(shares ? heads : repeat_heads(heads, num_heads), width);
   };
   const at::Tensor queries = operand(q), keys = operand(k), values = operand(v);
   const at::Tensor out = how.sinks.defined() ? kernel_with_sinks(queries, keys, values, how, mask)
@@ -193,6 +266,25 @@ at::Tensor generic_attention(const at::Tensor& q, const at::Tensor& k, const at:
                                      : fused_attention(q, k, v, how, std::nullopt);
 }
 
+/// All documents in one call of FlashAttention, which knows where each ends.
+at::Tensor attention_of_documents(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                  const AttentionHow& how) {
+  constexpr i64 kAligned = 8;  // the kernel wants rows of 16 bytes
+  const i64 longest = *std::max_element(how.documents.begin(), how.documents.end());
+  std::vector<i64> ends = {0};
+  for (const i64 tokens : how.documents) ends.push_back(ends.back() + tokens);
+  const at::Tensor ends_D1 = to_device(int32_tensor(ends), q.device());
+  const i64 widest = std::max(q.size(-1), v.size(-1)), width = (widest + kAligned - 1) / kAligned * kAligned;
+  const auto operand = [&](const at::Tensor& x) { return pad_width(x.flatten(0, 1), width); };
+  const bool windowed = is_windowed(how, longest);
+  const at::Tensor out = std::get<0>(at::_flash_attention_forward(
+      operand(q), operand(k), operand(v), ends_D1, ends_D1, longest, longest, /*dropout_p=*/0.0,
+      /*is_causal=*/true, /*return_debug_mask=*/false, how.scale,
+      windowed ? std::optional(how.window - 1) : std::nullopt,
+      windowed ? std::optional<i64>(0) : std::nullopt));
+  return out.narrow(-1, 0, v.size(-1)).view({q.size(0), q.size(1), q.size(2), v.size(3)});
+}
+
 /// Nothing of one document is in the scores of another, so that no mask is needed and nothing is computed in
 /// vain.
 at::Tensor attention_by_documents(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -214,7 +306,11 @@ at::Tensor attention_by_documents(const at::Tensor& q, const at::Tensor& k, cons
 
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const AttentionHow& how, Path path) {
-  if (!how.documents.empty()) return attention_by_documents(q, k, v, how, path);
+  if (!how.documents.empty()) {
+    const bool at_once = path == Path::kAuto && takes_gpu_operators(q) && !how.sinks.defined() &&
+                         has_flash_attention(q, std::max(q.size(-1), v.size(-1)));
+    return at_once ? attention_of_documents(q, k, v, how) : attention_by_documents(q, k, v, how, path);
+  }
   const bool own = path == Path::kAuto && !how.sinks.defined() && is_cpu_float(q) &&
                    !is_windowed(how, q.size(1)) && fits_cpu_attention(attention_shape(q, k, v, how.scale));
   if (!own) return generic_attention(q, k, v, how);
@@ -232,6 +328,10 @@ at::Tensor cached_attention(const at::Tensor& q, const at::Tensor& k, const at::
 at::Tensor rotary_attention(const at::Tensor& qkv, const HeadShape& shape, const RopeTable& table,
                             RopeLayout layout, Path path) {
   const std::vector<at::Tensor> parts = head_views(qkv, shape);
+  if (path == Path::kAuto && takes_gpu_operators(qkv) && runs_on_kernels(qkv)) {
+    const variable_list turned = TurnedHeadsFunction::apply(qkv, FusedHeads{shape, table, layout});
+    return causal_attention(turned[0], turned[1], turned[2], shape.how()).reshape({qkv.size(0), -1});
+  }
   if (runs_on_cpu(qkv, path) && shape.documents.empty() && !shape.sinks.defined() &&
       !is_windowed(shape.how(), shape.seq_len) &&
       fits_cpu_attention(attention_shape(parts[0], parts[1], parts[2], shape.scale())))

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "hetermoe/model/op_cost.h"
 #include "hetermoe/nn/gpu_kernels.h"
 #include "hetermoe/nn/products.h"
 #include "hetermoe/nn/rms_norm.h"
@@ -17,7 +18,13 @@ Weight output_weight(const StateGroup& state) {
 
 /// Calls f(first token, number of tokens) for every chunk.
 template <class F>
-void for_each_chunk(i64 num_tokens, i64 chunk_tokens, F f) {
+void for_each_chunk(const ModelConfig& model, const at::Tensor& y_TD, const HeadOptions& options, F f) {
+  const i64 num_tokens = y_TD.size(0);
+  i64 chunk_tokens = options.chunk_tokens;
+  if (chunk_tokens == 0) {
+    const auto element = static_cast<Bytes>(y_TD.element_size());
+    chunk_tokens = takes_gpu_operators(y_TD) ? head_run_on_gpu(model, element) : kHeadRunOnCpu;
+  }
   for (i64 begin = 0; begin < num_tokens; begin += chunk_tokens)
     f(begin, std::min(chunk_tokens, num_tokens - begin));
 }
@@ -69,7 +76,7 @@ HeadResult head_forward_backward(const ModelConfig& model, StateGroup& state, co
   const double scale = 1.0 / static_cast<double>(std::max<i64>(1, target_count));
   LossSum loss(y_TD, scale);
   at::Tensor dnormed = at::empty_like(y_TD);
-  for_each_chunk(y_TD.size(0), options.chunk_tokens, [&](i64 begin, i64 count) {
+  for_each_chunk(model, y_TD, options, [&](i64 begin, i64 count) {
     const at::Tensor h = normed.out.narrow(0, begin, count);
     const TokenLoss::Part part =
         token_loss->with_gradient(apply_linear(h, output), begin, scale * options.loss_scale);
@@ -89,7 +96,7 @@ at::Tensor head_loss_sum(const ModelConfig& model, const StateGroup& state, cons
   const NormForward normed = rms_norm_forward(y_TD, state.value(Weight::kFinalNorm), model.norm_eps);
   const std::unique_ptr<TokenLoss> token_loss = options.make_loss(targets_T, y_TD);
   LossSum loss(y_TD, 1);
-  for_each_chunk(y_TD.size(0), options.chunk_tokens, [&](i64 begin, i64 count) {
+  for_each_chunk(model, y_TD, options, [&](i64 begin, i64 count) {
     loss.add(token_loss->alone(apply_linear(normed.out.narrow(0, begin, count), output), begin));
   });
   return loss.total();

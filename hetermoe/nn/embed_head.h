@@ -12,8 +12,8 @@ at::Tensor embed_forward(const StateGroup& state, const at::Tensor& tokens_T);
 void embed_backward(StateGroup& state, const at::Tensor& tokens_T, const at::Tensor& dy_TD);
 
 struct HeadOptions {
-  i64 chunk_tokens = kHeadChunkTokens;  ///< logits exist for this many tokens at a time
-  double loss_scale = 1;                ///< factor on the gradients, not on the loss
+  i64 chunk_tokens = 0;   ///< logits exist for this many tokens at a time; 0 = what suits the device
+  double loss_scale = 1;  ///< factor on the gradients, not on the loss
   MakeTokenLoss make_loss = make_cross_entropy;
 };
 

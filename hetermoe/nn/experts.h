@@ -16,6 +16,10 @@ bool can_group_products(at::ScalarType dtype, i64 num_slots, i64 hidden, i64 wid
 /// makes the host wait.
 ExpertProducts expert_products(const ExpertSlab& slab);
 
+/// Weight gradients of small experts that lie there at once in 16 bits, before they are added to their sums:
+/// where products are grouped.
+inline constexpr i64 kMostProductBytes = 512 << 20;
+
 /// Tensors that forward keeps when backward shall not recompute.
 struct ExpertsSaved {
   at::Tensor gate_up_C2F;  ///< before the activation

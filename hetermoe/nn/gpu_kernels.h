@@ -18,6 +18,11 @@ namespace hetermoe {
 
 /// Whether kernels of our own take tensors of this dtype on this device.
 bool runs_on_kernels(const at::Tensor& x, Path path = Path::kAuto);
+/// Whether x is on a GPU, so that operators serve which libtorch has for GPUs alone. On a CPU while
+/// HostKernels is on: it brings the same operators for CPU tensors along.
+inline bool takes_gpu_operators(const at::Tensor& x) {
+  return !x.device().is_cpu() || kernels::HostKernels::on();
+}
 
 /// Whether rows of `width` elements may be read 16 bytes at a time: all tensors begin at a multiple of 16
 /// bytes, and rows are whole packs. Undefined tensors count for nothing.

@@ -1,11 +1,13 @@
 #include "hetermoe/nn/products.h"
 
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 
 #include "hetermoe/base/types.h"
 #include "hetermoe/nn/cpu_bf16_product.h"
+#include "hetermoe/nn/gpu_kernels.h"
 
 namespace hetermoe {
 namespace {
@@ -35,6 +37,7 @@ bool fits_own_product(const at::Tensor& out, const at::Tensor& a) {
 }
 
 void own_product(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, ProductOutput output) {
+  RECORD_FUNCTION("hetermoe::product", std::vector<c10::IValue>());
   const at::Tensor left = dense(a), right = dense(b);
   bf16_product(matrix_of(left), matrix_of(right), out.mutable_data_ptr(), out.stride(0), output);
 }
@@ -57,6 +60,11 @@ void for_each_block(const at::Tensor& x, F f) {
   for (i64 first = 0; first < num_rows; first += most) f(first, std::min(most, num_rows - first));
 }
 
+/// Its gradients are those of LinearFunction.
+bool is_own_linear(const at::Tensor& x) {
+  return x.device().is_cpu() && at::elementSize(x.scalar_type()) < 4;
+}
+
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
@@ -69,8 +77,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     const variable_list saved = context->get_saved_variables();
     const bool trains = context->needs_input_grad(1);
-    return {product(grads[0], saved[1]),
-            trains ? linear_weight_gradient(grads[0], saved[0], saved[1].scalar_type()) : at::Tensor()};
+    return {product(grads[0], saved[1]), trains ? product(grads[0].t(), saved[0]) : at::Tensor()};
   }
 };
 
@@ -89,7 +96,7 @@ struct WideLinearFunction : torch::autograd::Function<WideLinearFunction> {
     const bool trains = context->needs_input_grad(1);
     const at::ScalarType dtype = context->saved_data["dtype"].toScalarType();
     return {at::mm(grad, wide(weight)).to(dtype),
-            trains ? linear_weight_gradient(grad, x, weight.scalar_type()) : at::Tensor(), at::Tensor()};
+            trains ? at::mm(grad.t(), wide(x)).to(weight.scalar_type()) : at::Tensor(), at::Tensor()};
   }
 };
 
@@ -120,42 +127,47 @@ void add_gradient_(at::Tensor sum, const at::Tensor& gradient) {
   });
 }
 
-void add_product_(at::Tensor sum, const at::Tensor& a, const at::Tensor& b) {
-  const bool same = sum.scalar_type() == a.scalar_type();
-  if (fits_own_product(sum, a) && sum.scalar_type() == at::kFloat) {
-    own_product(sum, a, b, ProductOutput::kAddFloat);
-  } else if (fits_own_product(sum, a) && same) {
+namespace {
+
+void add_equal_product_(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
+  if (fits_own_product(sum, a)) {
     at::Tensor wide = sum.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Contiguous);
     own_product(wide, a, b, ProductOutput::kAddFloat);
     sum.copy_(wide);
   } else if (goes_by_fp32(a)) {
-    const at::Tensor a32 = a.to(at::kFloat), b32 = b.to(at::kFloat);
-    if (same)
-      sum.copy_(at::addmm(sum.to(at::kFloat), a32, b32));
-    else
-      sum.addmm_(a32, b32);
-  } else if (same) {
-    sum.addmm_(a, b);
+    sum.copy_(at::addmm(sum.to(at::kFloat), a.to(at::kFloat), b.to(at::kFloat)));
   } else {
-    for_each_block(sum, [&](i64 first, i64 rows) {
-      add_gradient_(sum.narrow(0, first, rows), at::mm(a.narrow(0, first, rows), b));
-    });
+    sum.addmm_(a, b);
   }
 }
 
-namespace {
-
-/// Its gradients are those of LinearFunction.
-bool is_own_linear(const at::Tensor& x) {
-  return x.device().is_cpu() && at::elementSize(x.scalar_type()) < 4;
+/// The sum is fp32, the factors have 16 bits. Only libtorch's library for GPUs has one product for that. It
+/// takes the sum for input and output alike.
+void add_wide_product_(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
+  if (takes_gpu_operators(a))
+    at::addmm_out(sum, sum, a, b, at::kFloat);
+  else if (fits_own_product(sum, a))
+    own_product(sum, a, b, ProductOutput::kAddFloat);
+  else
+    sum.addmm_(a.to(at::kFloat), b.to(at::kFloat));
 }
 
 }  // namespace
 
-at::Tensor linear_weight_gradient(const at::Tensor& dout, const at::Tensor& x, at::ScalarType dtype) {
-  const bool wide = dout.scalar_type() != x.scalar_type();
-  if (!wide && is_own_linear(x)) return product(dout.t(), x);
-  return at::mm(dout.t(), x.to(dout.scalar_type())).to(dtype);
+void add_product_(at::Tensor sum, const at::Tensor& a, const at::Tensor& b) {
+  if (sum.scalar_type() == a.scalar_type())
+    add_equal_product_(sum, a, b);
+  else
+    add_wide_product_(sum, a, b);
+}
+
+void add_weight_gradient_(at::Tensor sum, const at::Tensor& dout, const at::Tensor& x) {
+  const at::ScalarType of_sum = sum.scalar_type(), of_product = dout.scalar_type();
+  const at::Tensor input = x.to(of_product);
+  if (of_sum == of_product || (of_sum == at::kFloat && at::elementSize(of_product) < 4))
+    add_product_(sum, dout.t(), input);
+  else
+    add_gradient_(sum, at::mm(dout.t(), input).to(x.scalar_type()));
 }
 
 at::Tensor apply_linear(const at::Tensor& x, const at::Tensor& weight) {

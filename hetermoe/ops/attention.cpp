@@ -91,14 +91,15 @@ void attention_work(const WorkModel& model, const ExchangeLoad*, ComputeWork& wo
 }
 
 /// Forward makes the residual stream and the rows to send, which are buffers, and what it keeps is one, too.
-/// Backward may have to make all again, and autograd hands the gradients of the weights over whole.
+/// Backward may have to make all again. Gradients of the weights of products go straight into their sums; the
+/// router's is a product of fp32, whose input is widened.
 Bytes attention_workspace(BufferSizes& s, const Op& op, DeviceId device) {
   const Placement& p = s.placement();
   const ModelConfig& model = s.model();
   const double count = s.tokens(op.layer, op.microbatch, device);
   const Bytes work = s.attention_work(op.layer, device), dropped = work - s.attention_kept(op.layer, device);
   if (op.phase == Phase::kWeights)
-    return count > 0 ? attention_largest_product(model, op.layer) * s.element(device) : 0;
+    return p.is_moe(op.layer) && s.element(device) < 4 ? count * row_bytes(model, 4) : 0;
   if (op.phase != Phase::kBackward) {
     const bool is_buffer = s.keeps(op.layer, device) || op.phase == Phase::kRecompute;
     if (is_buffer) return op.phase == Phase::kForward ? count * std::max(0.0, dropped - s.row(device)) : 0;
@@ -117,12 +118,12 @@ Bytes attention_workspace(BufferSizes& s, const Op& op, DeviceId device) {
     const Bytes stays = s.row(device) + (p.is_moe(op.layer) ? 4.0 * real(model.num_experts) : 0);
     return inside + count * (stays - attention_left_bytes(model, op.layer, s.element(device), of_team));
   }
-  if (!p.states().trains(state)) return inside + count * s.row(device);
-  // Most is held where the attention kernel hands over its gradients, when those of the residual stream and
-  // of the weights that came after it are there, or with few tokens at the end, with those of all weights.
-  const i64 after = (model.output_width() + (p.is_moe(op.layer) ? model.num_experts : 0)) * model.hidden;
-  const Bytes all = s.work().trained_params(state) * s.element(device);
-  return inside + std::max(all, std::min(all, real(after) * s.element(device)) + count * s.row(device));
+  // Most is held where the attention kernel hands over its gradients, when these are there: that of the
+  // residual stream, and in fp32 those of the router's scores, of its logits and of the weights that it gave.
+  // With few tokens at the end, with the gradients of all adapters.
+  const i64 of_router = p.is_moe(op.layer) ? 2 * model.num_experts + model.top_k : 0;
+  return inside + std::max(s.work().adapter_params(state) * s.element(device),
+                           count * (s.row(device) + 4.0 * real(of_router)));
 }
 
 void merge_accesses(AccessList& list) {

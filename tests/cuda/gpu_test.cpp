@@ -1,11 +1,18 @@
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <span>
+#include <tuple>
 
 #include "hetermoe/comm/codec.h"
 #include "hetermoe/comm/nccl.h"
 #include "hetermoe/device/accelerator.h"
+#include "hetermoe/nn/causal_attention.h"
 #include "hetermoe/nn/decoder.h"
+#include "hetermoe/nn/products.h"
 #include "hetermoe/profile/profiler.h"
 #include "hetermoe/train/run/verify.h"
+#include "tests/nn/compare.h"
 #include "tests/nn/expert_case.h"
 #include "tests/nn/newer_models.h"
 #include "tests/support/counting_data.h"
@@ -29,7 +36,9 @@ class Gpu : public ::testing::Test {
 };
 
 using GpuEngine = Gpu;
+using GpuAttention = Gpu;
 using GpuExperts = Gpu;
+using GpuProducts = Gpu;
 using GpuTraining = Gpu;
 using GpuNccl = Gpu;
 using GpuProfile = Gpu;
@@ -104,6 +113,51 @@ TEST_F(GpuEngine, RowsWithScalesAreThoseOfTheCpu) {
                      gpu = encode(x.to(dtype).to(kFirst), Wire::kFp8Row);
     const at::Tensor back = decode(cpu, Wire::kFp8Row, dtype), on_gpu = decode(gpu, Wire::kFp8Row, dtype);
     EXPECT_TRUE(at::allclose(on_gpu.cpu(), back, 0, 0, /*equal_nan=*/true)) << dtype;
+  }
+}
+
+/// The operators that stand-ins serve where tests have no GPU: see kernels/host_operators.
+TEST_F(GpuProducts, AddUpInFp32WithoutRounding) {
+  at::manual_seed(1);
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    const at::Tensor a = at::rand({513, 300}).to(dtype), b = at::rand({513, 200}).to(dtype);
+    const at::Tensor sum = at::ones({300, 200}, at::TensorOptions(kFirst));
+    for (int i = 0; i < 2; ++i) add_product_(sum, a.to(kFirst).t(), b.to(kFirst));
+    const at::Tensor exact = at::mm(a.t().to(at::kDouble), b.to(at::kDouble)) * 2 + 1;
+    EXPECT_LE(((sum.cpu() - exact).abs() / exact).max().item<double>(), 1e-5) << dtype;
+  }
+}
+
+/// Output and gradients of q, k and v, on the host in fp32.
+std::vector<at::Tensor> attention_on_gpu(i64 heads, i64 kv_heads, const AttentionHow& how,
+                                         at::ScalarType dtype, Path path) {
+  std::vector<at::Tensor> in;
+  for (const i64 of : {heads, kv_heads, kv_heads}) {
+    at::manual_seed(static_cast<u64>(in.size()));
+    in.push_back(at::randn({2, 192, of, 64}).to(kFirst, dtype).requires_grad_());
+  }
+  const at::Tensor out = causal_attention(in[0], in[1], in[2], how, path);
+  at::manual_seed(7);
+  const at::Tensor seed = at::randn(out.sizes()).to(kFirst, dtype);
+  std::vector<at::Tensor> all = torch::autograd::grad({out}, in, {seed});
+  all.push_back(out.detach());
+  for (at::Tensor& x : all) x = x.cpu().to(at::kFloat);
+  return all;
+}
+
+/// Shared heads, documents and a window in bf16 against fp32, whose kernel wants equal heads and is called
+/// for each document.
+TEST_F(GpuAttention, OfSharedHeadsAndDocumentsIsThatOfFp32) {
+  const std::vector<i64> documents = {100, 1, 91, 150, 42};
+  for (const auto& [kv_heads, window, parts] :
+       {std::tuple(8, 0, std::span<const i64>()), std::tuple(2, 0, std::span<const i64>()),
+        std::tuple(2, 0, std::span<const i64>(documents)),
+        std::tuple(8, 33, std::span<const i64>(documents))}) {
+    const AttentionHow how{0.125, window, parts};
+    const std::vector<at::Tensor> narrow = attention_on_gpu(8, kv_heads, how, at::kBFloat16, Path::kAuto),
+                                  wide = attention_on_gpu(8, kv_heads, how, at::kFloat, Path::kGeneric);
+    for (std::size_t i = 0; i < wide.size(); ++i)
+      EXPECT_LE(deviation(narrow[i], wide[i]), 0.03) << kv_heads << " " << window << " tensor " << i;
   }
 }
 

@@ -9,6 +9,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/exec/device_state.h"
 #include "hetermoe/placement/placement.h"
+#include "tests/nn/peak_of.h"
 #include "tests/support/strategy_plans.h"
 
 namespace hetermoe::testing {
@@ -145,6 +146,22 @@ TEST(ParameterStore, HoldsTheUnitsOfItsStates) {
     EXPECT_EQ(copies.size(), units(model).size()) << named.name;
     EXPECT_FALSE(stores.on(0).holds({.layer = 99, .part = UnitPart::kAttention}));
   }
+}
+
+/// Masters and moments are made anew, and the old ones are gone before: together they are more than a device
+/// may have room for.
+TEST(ParameterStore, InitializingTakesNoMoreThanAMaster) {
+  const ModelConfig model = load_model("tiny");
+  Plan plan = find_strategy("single").make(model, make_cluster(1), small_step());
+  use_dtype(plan, Dtype::kBf16);
+  i64 lasting = 0;
+  const Bytes peak = peak_of([&] {
+    Stores stores(model, plan);
+    stores.on(0).initialize(1);
+    lasting = stores.on(0).bytes();
+  });
+  const double largest = static_cast<double>(layer_weights(model, 0).experts);
+  EXPECT_LE(peak - static_cast<Bytes>(lasting), 4 * largest);  // master and moments are 12 bytes for each
 }
 
 TEST(ParameterStore, AFrozen16BitUnitIsItsValueAlone) {

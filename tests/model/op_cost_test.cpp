@@ -169,7 +169,6 @@ TEST(OpCost, WhatIsLeftForGradientsOfWeights) {
   // fp32.
   EXPECT_EQ(attention_left_bytes(tiny, 0, 2), 2 * (64 + 64 + 64 + 128 + 64) + 4 * 4);
   EXPECT_EQ(expert_left_bytes(tiny, 2), 2 * (2 * 128 + 128));
-  EXPECT_EQ(attention_largest_product(tiny, 0), 128 * 64);
 }
 
 TEST(OpCost, ScoresInMemoryGrowWithTheSequence) {
@@ -202,7 +201,15 @@ TEST(OpCost, TrafficOfATinyLayerTermByTerm) {
   EXPECT_EQ(head_traffic(tiny), 3 * 64 + 3 * 256);
   EXPECT_EQ(embedding_traffic(tiny), 128);
   EXPECT_EQ(head_work_bytes(tiny, 10, 2), 10 * (256 * 6 + 128));
-  EXPECT_EQ(head_work_bytes(tiny, 5000, 2), 1024 * (256 * 6 + 128));  // in runs
+  EXPECT_EQ(head_work_bytes(tiny, 2000, 2), 1024 * (256 * 6 + 128));   // in runs of a CPU
+  EXPECT_EQ(head_work_bytes(tiny, 20000, 2), 8192 * (256 * 2 + 128));  // and of a GPU
+  ModelConfig wide = tiny;
+  EXPECT_EQ(head_run_on_gpu(wide, 2), 8192);
+  wide.vocab = 32768;
+  EXPECT_EQ(head_run_on_gpu(wide, 2), 8192);
+  EXPECT_EQ(head_run_on_gpu(wide, 4), 4096);
+  wide.vocab = 151936;
+  EXPECT_EQ(head_run_on_gpu(wide, 2), 4096);
 }
 
 }  // namespace

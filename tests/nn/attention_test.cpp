@@ -48,7 +48,6 @@ std::pair<AttentionGradient, std::vector<at::Tensor>> backward_of(const ModelCon
   StateGroup state = lively_state(model, layer, dtype);
   for (at::Tensor& grad : state.grads) grad.fill_(0.5);
   const at::Tensor y = wave({12, model.hidden}, 0.77, dtype);
-  if (kind == KeepGraph::kYes && leaves) kind = KeepGraph::kLeavesWeights;
   const AttentionOutput out = attention_forward(model, layer, state, y, 6, kind);
   AttentionBackwardInput input;
   input.y_TD = y, input.du_TD = wave({12, model.hidden}, 0.31, dtype);

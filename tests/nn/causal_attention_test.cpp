@@ -4,7 +4,10 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "hetermoe/kernels/host_kernels.h"
 #include "tests/nn/kernel_cases.h"
+#include "tests/nn/peak_of.h"
+#include "tests/support/launch_count.h"
 
 namespace hetermoe::testing {
 namespace {
@@ -94,6 +97,76 @@ TEST(CausalAttention, RotaryAttentionEqualsGenericWithItsGradient) {
     EXPECT_LE(deviation(fused.detach(), steps.detach()), 2e-6);
     const at::Tensor seed = wave(fused.sizes(), 1, 0.3);
     EXPECT_LE(deviation(grad_of(fused, a, seed), grad_of(steps, b, seed)), 4e-6);
+  }
+}
+
+/// As on a GPU: turned where it lies, and by the kernel that shares heads. With some columns that are not
+/// turned.
+TEST(CausalAttention, RotaryAttentionOfAGpuEqualsGenericWithItsGradient) {
+  const kernels::HostKernels on;
+  const HeadShape shape{59, 4, 2, 16};
+  const at::Tensor qkv = wave({118, 128}, 1, 0.77);
+  for (const i64 turned : {16, 8}) {
+    const RopeTable table = rope_table(59, turned, 1e4, qkv.options());
+    for (const RopeLayout layout : {RopeLayout::kHalves, RopeLayout::kPairs}) {
+      const at::Tensor a = qkv.clone().requires_grad_(), b = qkv.clone().requires_grad_();
+      const at::Tensor fused = rotary_attention(a * 1, shape, table, layout),
+                       steps = rotary_attention(b, shape, table, layout, Path::kGeneric);
+      EXPECT_LE(deviation(fused.detach(), steps.detach()), 2e-6);
+      const at::Tensor seed = wave(fused.sizes(), 1, 0.3);
+      EXPECT_LE(deviation(grad_of(fused, a, seed), grad_of(steps, b, seed)), 4e-6) << turned;
+    }
+  }
+}
+
+/// The projection, with keys and values once for all heads that share them, the output and its log-sums.
+TEST(CausalAttention, OfAGpuKeepsTheProjectionAndNoCopies) {
+  const kernels::HostKernels on;
+  const i64 tokens = 512, heads = 8, kv_heads = 1, dim = 16;
+  const HeadShape shape{256, heads, kv_heads, dim};
+  // In fp64, for which this CPU has no attention of its own.
+  const at::Tensor leaf = wave({tokens, (heads + 2 * kv_heads) * dim}, 1, 0.77, at::kDouble).requires_grad_();
+  const RopeTable table = rope_table(256, dim, 1e4, leaf.options());
+  at::Tensor out;
+  MemoryMeter meter;
+  {
+    MemoryMeter::Watch watch(meter, 0);
+    watch.begin(0);
+    out = rotary_attention(leaf * 1, shape, table, RopeLayout::kHalves);
+  }
+  const Bytes projection = 8.0 * tokens * (heads + 2 * kv_heads) * dim, output = 8.0 * tokens * heads * dim;
+  EXPECT_NEAR(meter.of(0, 0).left, projection + output + 8.0 * tokens * heads, 512);
+}
+
+struct DocumentsCase {
+  i64 heads, kv_heads, dim, v_dim, window;
+};
+
+/// All documents in one operator forward and one backward, as of one document after another.
+TEST(CausalAttention, DocumentsInOneCallEqualOneAfterAnother) {
+  const kernels::HostKernels on;
+  const std::vector<i64> documents = {40, 1, 23, 56, 8, 64};  // of two sequences of 64 and one of 64
+  for (const DocumentsCase& c : {DocumentsCase{4, 4, 16, 16, 0}, DocumentsCase{6, 2, 24, 24, 0},
+                                 DocumentsCase{4, 4, 12, 8, 0}, DocumentsCase{4, 1, 8, 8, 17}}) {
+    std::vector<at::Tensor> a, b;
+    for (const auto& [heads, dim] :
+         {std::pair(c.heads, c.dim), std::pair(c.kv_heads, c.dim), std::pair(c.kv_heads, c.v_dim)}) {
+      const at::Tensor x =
+          wave({3, 64, heads, dim}, 1, 0.3 + 0.1 * static_cast<double>(a.size()), at::kDouble);
+      a.push_back(x.clone().requires_grad_()), b.push_back(x.clone().requires_grad_());
+    }
+    const AttentionHow how{0.4, c.window, documents};
+    const OperatorCount operators;
+    OperatorCount::label("at once");
+    const at::Tensor at_once = causal_attention(a[0], a[1], a[2], how);
+    EXPECT_EQ(operators.counts().at("at once").at("aten::_flash_attention_forward"), 1);
+    EXPECT_EQ(operators.counts().at("at once").count("aten::cat"), 0U);
+    const at::Tensor each = causal_attention(b[0], b[1], b[2], how, Path::kGeneric);
+    EXPECT_LE(deviation(at_once.detach(), each.detach()), 1e-12);
+    const at::Tensor seed = wave(each.sizes(), 1, 0.91, at::kDouble);
+    const auto da = torch::autograd::grad({at_once}, a, {seed}),
+               db = torch::autograd::grad({each}, b, {seed});
+    for (std::size_t i = 0; i < a.size(); ++i) EXPECT_LE(deviation(da[i], db[i]), 1e-12) << i;
   }
 }
 

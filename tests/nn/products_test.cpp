@@ -3,10 +3,13 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
+#include <optional>
 
 #include "hetermoe/base/types.h"
+#include "hetermoe/kernels/host_kernels.h"
 #include "tests/nn/compare.h"
 #include "tests/nn/peak_of.h"
+#include "tests/support/launch_count.h"
 
 namespace hetermoe {
 namespace {
@@ -74,6 +77,45 @@ TEST_P(Products, AddUpInFp32) {
   }
   EXPECT_EQ(sum.scalar_type(), low ? at::kFloat : GetParam());
   EXPECT_LE(((sum - exact).abs() / exact).max().item<double>(), rounding(GetParam()));
+}
+
+/// One operator, as a GPU is asked for it, and no rounding to 16 bits: the sum of an fp32 product of the
+/// widened factors.
+TEST(GradientSums, OfAGpuAddTheProductWhole) {
+  const kernels::HostKernels on;
+  at::manual_seed(1);
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    const at::Tensor a = at::rand({300, 4500}).to(dtype).t(), b = at::rand({300, 1200}).to(dtype);
+    const at::Tensor sum = at::rand({4500, 1200}), start = sum.clone();
+    const testing::OperatorCount operators;
+    testing::OperatorCount::label("sum");
+    const Bytes peak = testing::peak_of([&] { add_product_(sum, a, b); });
+    const std::map<std::string, std::map<std::string, i64>> one = {{"sum", {{"aten::addmm", 1}}}};
+    EXPECT_EQ(operators.counts(), one);
+    const at::Tensor exact = at::addmm(start.to(at::kDouble), a.to(at::kDouble), b.to(at::kDouble));
+    EXPECT_LE(((sum - exact).abs() / exact).max().item<double>(), 1e-5);
+    EXPECT_LE(peak, 1 << 16);
+  }
+}
+
+/// dout of 16 bits or wider than x, into sums of any dtype.
+TEST(GradientSums, OfWeightsAreExactOrRoundedToTheDtypeOfTheSum) {
+  at::manual_seed(1);
+  for (const bool on_gpu : {false, true}) {
+    const std::optional<kernels::HostKernels> on =
+        on_gpu ? std::make_optional<kernels::HostKernels>() : std::nullopt;
+    for (const auto& [of_sum, of_dout] :
+         {std::pair(at::kFloat, at::kBFloat16), std::pair(at::kFloat, at::kFloat),
+          std::pair(at::kBFloat16, at::kBFloat16), std::pair(at::kBFloat16, at::kFloat)}) {
+      const at::Tensor dout = at::rand({129, 33}).to(of_dout), x = at::rand({129, 65}).to(at::kBFloat16);
+      const at::Tensor sum = at::ones({33, 65}, of_sum);
+      add_weight_gradient_(sum, dout, x);
+      const at::Tensor exact = at::mm(dout.t().to(at::kDouble), x.to(at::kDouble)) + 1;
+      const double roundings = of_sum == at::kBFloat16 && of_dout == at::kFloat ? 2 : 1;
+      EXPECT_LE(((sum - exact).abs() / exact).max().item<double>(), roundings * rounding(of_sum))
+          << of_sum << " " << of_dout;
+    }
+  }
 }
 
 TEST(GradientSums, OfAnyDtypeAreExactInFp32WithoutAWholeCopy) {

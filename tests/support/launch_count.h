@@ -11,7 +11,8 @@
 #include "hetermoe/kernels/launch.h"
 
 // How many kernels a GPU would be given by what runs on a CPU here: one for every operator of libtorch that
-// is not made of others and does more than to look at a tensor in another way. A sort counts as six.
+// is not made of others and does more than to look at a tensor in another way, and one for every product of
+// our own. A sort counts as six, the backward of attention as three.
 namespace hetermoe::testing {
 
 class OperatorCount {
@@ -94,7 +95,15 @@ class OperatorCount {
     return names.contains(name);
   }
   /// Operators that are other kernels on a GPU than on a CPU: how many there.
-  static i64 whole(const std::string& name) { return name == "aten::sort" ? 6 : 0; }
+  static i64 whole(const std::string& name) {
+    static const std::map<std::string, i64> counts = {
+        {"aten::sort", 6},
+        {"hetermoe::product", 1},
+        {"aten::_scaled_dot_product_flash_attention_for_cpu", 1},
+        {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", 3}};
+    const auto found = counts.find(name);
+    return found == counts.end() ? 0 : found->second;
+  }
   static i64& inside_whole() {
     thread_local i64 depth = 0;
     return depth;
@@ -110,9 +119,9 @@ class OperatorCount {
     const bool inside = stack.back() != 0;
     stack.pop_back();
     const std::string name = function.name();
-    const bool launches = inside || (name.starts_with("aten::") && !only_looks(name));
-    if (launches && !stack.empty()) stack.back() = 1;
     const i64 of_whole = whole(name);
+    const bool launches = inside || of_whole > 0 || (name.starts_with("aten::") && !only_looks(name));
+    if (launches && !stack.empty()) stack.back() = 1;
     if (of_whole > 0) --inside_whole();
     if (!launches || (inside && of_whole == 0) || inside_whole() > 0 || current() == nullptr) return;
     const std::lock_guard lock(current()->mutex_);

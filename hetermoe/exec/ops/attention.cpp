@@ -56,8 +56,7 @@ void count(OpContext& d, const Op& op, const at::Tensor& counts_BE) {
 }
 
 KeepGraph graph_for_backward(const OpContext& d, const Op& op) {
-  if (d.p.recompute(op.group, op.layer) == Recompute::kSelect) return KeepGraph::kSelected;
-  return d.p.leaves_weights(UnitPart::kAttention, op.layer) ? KeepGraph::kLeavesWeights : KeepGraph::kYes;
+  return d.p.recompute(op.group, op.layer) == Recompute::kSelect ? KeepGraph::kSelected : KeepGraph::kYes;
 }
 
 /// Of this device's tokens.

@@ -9,6 +9,7 @@
 #include "hetermoe/base/index.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/device/accelerator.h"
+#include "hetermoe/nn/experts.h"
 #include "hetermoe/report/table.h"
 
 namespace hetermoe {
@@ -160,19 +161,59 @@ std::string set_gpu_defaults(Job& job, const std::vector<std::string>& strategie
   return describe_dtypes(chosen, roles, job.run.tf32);
 }
 
+BesidesPlan besides_plan(const std::vector<MemoryPeak>& peaks, int capability, i64 communicators) {
+  constexpr Bytes kMib = 1 << 20;
+  // Of libtorch's: 32 MiB from compute capability 9.0 on. On each device a lane's thread and autograd's
+  // multiply, and once the thread that begins the run.
+  const Bytes workspace = (capability >= 90 ? 32 : 8.125) * kMib;
+  // An assumption, not measured: eight channels, each with a buffer of 4 MiB, to a peer and from one.
+  constexpr Bytes kOfCommunicator = 64 * kMib;
+  // OLMoE-1B-7B with 4 layers on an H100 (2026-11-26): 0.2 GB more than predicted beside 7.2 GB of
+  // activations.
+  constexpr double kShareInFlight = 0.03;
+  const bool groups = capability / 10 == 9 || capability / 10 == 10;
+  const double devices = real(static_cast<i64>(peaks.size()));
+  BesidesPlan out{(2 * devices + 1) * workspace + (groups ? devices * real(kMostProductBytes) : 0),
+                  real(communicators) * kOfCommunicator, 0};
+  for (const MemoryPeak& peak : peaks)
+    out.in_flight += kShareInFlight * (peak.use.total() - peak.use.state());
+  return out;
+}
+
+namespace {
+
+/// room: what is missing there is not the plan's fault if others hold it.
+std::string memory_fault(int gpu, const std::vector<MemoryPeak>& peaks, const GpuRoom& room,
+                         i64 communicators) {
+  const BesidesPlan besides = besides_plan(peaks, room.capability, communicators);
+  Bytes of_plan = 0;
+  for (const MemoryPeak& peak : peaks) of_plan += peak.use.total();
+  const Bytes needed = of_plan + besides.total(), taken = room.total - room.free;
+  if (room.total <= 0 || needed <= room.free) return "";
+  const char* hint =
+      needed <= room.total
+          ? "the programs that `nvidia-smi` shows to be ended"
+          : "smaller microbatches (train.microbatches), plan.recompute: local, or more devices";
+  return fmt::format(
+      "the run needs {} on cuda:{}: {} for the plan's {}, {} for workspaces of products, {} for buffers of "
+      "NCCL "
+      "and {} for ops in flight. Of {} there {} are taken, by other programs and by CUDA, so {} are missing: "
+      "expected {}",
+      format_bytes(needed), gpu, format_bytes(of_plan), counted(static_cast<i64>(peaks.size()), "device"),
+      format_bytes(besides.workspaces), format_bytes(besides.messages), format_bytes(besides.in_flight),
+      format_bytes(room.total), format_bytes(taken), format_bytes(needed - room.free), hint);
+}
+
+}  // namespace
+
 std::string gpu_memory_fault(const std::vector<MemoryPeak>& peaks, const std::vector<DeviceId>& local,
-                             const std::vector<c10::Device>& where, const std::vector<Bytes>& room) {
-  std::map<i32, std::vector<DeviceId>> by_gpu;
-  for (const DeviceId d : local) by_gpu[where[idx(d)].index()].push_back(d);
-  for (const auto& [gpu, devices] : by_gpu) {
-    Bytes needed = 0;
-    for (const DeviceId d : devices) needed += peaks[idx(d)].use.total();
-    if (room[idx(gpu)] <= 0 || needed <= room[idx(gpu)]) continue;
-    return fmt::format(
-        "the plan needs {} on cuda:{} for {}, which has {}, {} less: expected smaller microbatches "
-        "(train.microbatches), plan.recompute: local, or more devices",
-        format_bytes(needed), gpu, counted(devices.size(), "device"), format_bytes(room[idx(gpu)]),
-        format_bytes(needed - room[idx(gpu)]));
+                             const std::vector<c10::Device>& where, const std::vector<GpuRoom>& room,
+                             i64 communicators) {
+  std::map<i32, std::vector<MemoryPeak>> by_gpu;
+  for (const DeviceId d : local) by_gpu[where[idx(d)].index()].push_back(peaks[idx(d)]);
+  for (const auto& [gpu, of_gpu] : by_gpu) {
+    const std::string fault = memory_fault(gpu, of_gpu, room[idx(gpu)], communicators);
+    if (!fault.empty()) return fault;
   }
   return "";
 }

@@ -51,9 +51,29 @@ RoleDtypes gpu_dtypes(const PlanOptions& asked, const std::vector<std::string>& 
 std::string set_gpu_defaults(Job& job, const std::vector<std::string>& strategies,
                              const Processes& processes);
 
-/// A message if a plan's devices need more memory than the GPU that they share has: empty = all fit. peaks:
-/// [num_devices]; where: as places_of(); room: of each GPU by its index, 0 = not known.
+/// Memory of a GPU before a run makes its tensors.
+struct GpuRoom {
+  Bytes total = 0;     ///< 0 = not known
+  Bytes free = 0;      ///< as free_gpu_memory()
+  int capability = 0;  ///< 90 for 9.0
+};
+
+/// What a run takes of a GPU besides the tensors of its plan.
+struct BesidesPlan {
+  /// Of cuBLAS: one for each thread that multiplies and its stream. And kMostProductBytes where products are
+  /// grouped.
+  Bytes workspaces = 0;
+  Bytes messages = 0;   ///< buffers of NCCL
+  Bytes in_flight = 0;  ///< buffers that no running op needs and whose last op has not ended
+  Bytes total() const { return workspaces + messages + in_flight; }
+};
+/// peaks: of the devices that share the GPU. communicators: of NCCL, 0 = the run has none.
+BesidesPlan besides_plan(const std::vector<MemoryPeak>& peaks, int capability, i64 communicators);
+
+/// A message if a plan's devices need more memory than is free on the GPU that they share: empty = all fit.
+/// peaks: [num_devices]; where: as places_of(); room: of each GPU by its index.
 std::string gpu_memory_fault(const std::vector<MemoryPeak>& peaks, const std::vector<DeviceId>& local,
-                             const std::vector<c10::Device>& where, const std::vector<Bytes>& room);
+                             const std::vector<c10::Device>& where, const std::vector<GpuRoom>& room,
+                             i64 communicators);
 
 }  // namespace hetermoe

@@ -34,18 +34,22 @@ bool computes_in_fp64(const Plan& plan) {
 }
 
 /// A plan that does not fit is refused before anything is allocated.
-void check_gpu_memory(const SessionParts& parts, const Session::Options& options, const Schedule& schedule) {
+void check_gpu_memory(const SessionParts& parts, const Session::Options& options, const Schedule& schedule,
+                      i64 communicators) {
   if (options.where.empty()) return;
   const Placement placement(parts.plan, parts.model, options.step);
   const ExpectedRouting routing(parts.model);
   const OpTimes times = simulate(schedule, placement, parts.model, parts.cluster, parts.truth, routing);
   const std::vector<MemoryPeak> peaks =
       peak_memory(schedule, times, placement, parts.model, parts.cluster, routing);
-  std::vector<Bytes> room;
-  for (int gpu = 0; gpu < num_cuda_devices(); ++gpu)
-    room.push_back(gpu_memory({c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(gpu)}));
-  const std::string fault = gpu_memory_fault(
-      peaks, options.local.empty() ? devices_of(parts.plan) : options.local, options.where, room);
+  std::vector<GpuRoom> room;
+  for (int gpu = 0; gpu < num_cuda_devices(); ++gpu) {
+    const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(gpu));
+    room.push_back({gpu_memory(device), free_gpu_memory(device), compute_capability(device)});
+  }
+  const std::string fault =
+      gpu_memory_fault(peaks, options.local.empty() ? devices_of(parts.plan) : options.local, options.where,
+                       room, communicators);
   if (!fault.empty()) fail<ConfigError>("plan", "{}", fault);
 }
 
@@ -230,9 +234,12 @@ std::unique_ptr<Session> make_session(const SessionParts& parts, const Processes
   if (kind.attributes.one_launch_order) agree_on_launches(options, parts, processes);
   return std::make_unique<Session>(parts.model, cluster, parts.plan, options, [&](const Schedule& schedule) {
     check_same_run(processes, {{"schedule", fmt::format("{:016x}", hash(schedule))}});
-    check_gpu_memory(parts, options, schedule);
     compile_kernels(parts.plan, options);
     transport.queues = queues_of_run(schedule, job);
+    // NCCL's transport alone wants one order of launches, and has a communicator for each queue.
+    const i64 communicators =
+        kind.attributes.one_launch_order ? static_cast<i64>(transport.queues.size()) : 0;
+    check_gpu_memory(parts, options, schedule, communicators);
     std::unique_ptr<Transport> made = kind.make(processes, transport);
     if (parts.sent != nullptr) made = make_counted_transport(std::move(made), *parts.sent);
     return job.train.checksum_messages ? make_checksummed_transport(std::move(made)) : std::move(made);
