@@ -69,7 +69,7 @@ struct JitteredLinear : torch::autograd::Function<JitteredLinear> {
     const at::ScalarType wide = grad.scalar_type(), dtype = context->saved_data["dtype"].toScalarType();
     at::Tensor dweight;
     if (context->needs_input_grad(1))
-      dweight = linear_weight_gradient(grad, jittered(saved[0], jitter, wide), weight.scalar_type());
+      dweight = at::mm(grad.t(), jittered(saved[0], jitter, wide)).to(weight.scalar_type());
     return {jittered(at::mm(grad, weight.to(wide)), jitter, dtype), dweight, at::Tensor(), at::Tensor()};
   }
 };

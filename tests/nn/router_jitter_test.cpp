@@ -68,7 +68,7 @@ Bytes kept_by_graph(at::ScalarType dtype, KeepGraph kind, double jitter) {
 /// fp32 factors of every element were kept before, and the input in fp32.
 TEST(RouterJitter, GraphsKeepNoMoreThanWithoutIt) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
-    for (const KeepGraph kind : {KeepGraph::kYes, KeepGraph::kLeavesWeights, KeepGraph::kSelected}) {
+    for (const KeepGraph kind : {KeepGraph::kYes, KeepGraph::kSelected}) {
       const Bytes without = kept_by_graph(dtype, kind, 0);
       EXPECT_GT(without, 0);
       EXPECT_EQ(kept_by_graph(dtype, kind, 0.1), without) << dtype << " " << static_cast<int>(kind);

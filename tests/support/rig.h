@@ -56,7 +56,7 @@ struct RigOptions {
   HookedTransport::Hook on_send, on_receive;
   std::function<void()> on_abort;
   bool checksum_messages = false;
-  std::function<c10::Device(PlaceId)> where;  ///< where the tensors of a place are; null: on the CPU
+  std::function<c10::Device(PlaceId)> where = {};  ///< where the tensors of a place are; null: on the CPU
 };
 
 /// Everything that runs one plan in this process.
