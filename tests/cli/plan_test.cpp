@@ -79,16 +79,15 @@ TEST(PlanCommand, EndsWithTheCommandThatTrains) {
                         hetermoe_path(), plan));
 }
 
-/// Parts on hosts need all devices of a node in one process.
 TEST(PlanCommand, SaysHowProcessesAreStartedOnGpus) {
-  const auto says = [](const std::vector<std::string>& more, const std::string& text) {
-    std::vector<std::string> words = {"plan",  "--model", "tiny",        "--cluster", "rtx3090x4-v100x4",
-                                      "--seq", "256",     "--sequences", "8"};
-    words.insert(words.end(), more.begin(), more.end());
-    const std::string out = run_hetermoe(words).out;
-    EXPECT_TRUE(contains(out, "on its GPUs train with --run.device cuda, in " + text)) << out;
+  const auto of = [](const std::string& model, const std::string& cluster) {
+    return run_hetermoe({"plan", "--model", model, "--cluster", cluster, "--seq", "256", "--sequences", "96"})
+        .out;
   };
-  says({}, "a process for each of ");
+  const std::string start = "on its GPUs train with --run.device cuda, in ";
+  EXPECT_TRUE(contains(of("tiny", "rtx3090x4-v100x4"), start + "one process\n"));
+  EXPECT_TRUE(
+      contains(of("d1", "o1"), start + "a process for each of 12 GPUs (torchrun, or mpirun -np 12)\n"));
 }
 
 /// Simulate and the dry run of train, whose last words are equal.

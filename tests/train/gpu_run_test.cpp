@@ -78,6 +78,7 @@ TEST(GpuMemory, DevicesThatShareAGpuFitToTheByte) {
     return gpu_memory_fault(peaks, local, where, room, 0);
   };
   EXPECT_EQ(fault({0, 1, 2}, rooms(both, one)), "");
+  EXPECT_EQ(fault({0, 1, 2, 3}, rooms(both, one)), "") << "a host of this process has no GPU";
   EXPECT_NE(fault({0, 1}, rooms(3 * kGib, one)), "");
   EXPECT_EQ(fault({0, 1}, rooms(3.1 * kGib, one)), "");      // device 2 is another process's
   EXPECT_EQ(fault({0, 1, 2}, std::vector<GpuRoom>(2)), "");  // not known

@@ -210,7 +210,10 @@ std::string gpu_memory_fault(const std::vector<MemoryPeak>& peaks, const std::ve
                              const std::vector<c10::Device>& where, const std::vector<GpuRoom>& room,
                              i64 communicators) {
   std::map<i32, std::vector<MemoryPeak>> by_gpu;
-  for (const DeviceId d : local) by_gpu[where[idx(d)].index()].push_back(peaks[idx(d)]);
+  for (const PlaceId place : local) {
+    const bool is_host = idx(place) >= where.size();
+    if (!is_host) by_gpu[where[idx(place)].index()].push_back(peaks[idx(place)]);
+  }
   for (const auto& [gpu, of_gpu] : by_gpu) {
     const std::string fault = memory_fault(gpu, of_gpu, room[idx(gpu)], communicators);
     if (!fault.empty()) return fault;

@@ -71,7 +71,8 @@ struct BesidesPlan {
 BesidesPlan besides_plan(const std::vector<MemoryPeak>& peaks, int capability, i64 communicators);
 
 /// A message if a plan's devices need more memory than is free on the GPU that they share: empty = all fit.
-/// peaks: [num_devices]; where: as places_of(); room: of each GPU by its index.
+/// peaks: [num_devices]; local: devices of this process, and hosts, which have no GPU; where: as places_of();
+/// room: of each GPU by its index.
 std::string gpu_memory_fault(const std::vector<MemoryPeak>& peaks, const std::vector<DeviceId>& local,
                              const std::vector<c10::Device>& where, const std::vector<GpuRoom>& room,
                              i64 communicators);

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <thread>
 
@@ -53,15 +54,20 @@ void check_gpu_memory(const SessionParts& parts, const Session::Options& options
   if (!fault.empty()) fail<ConfigError>("plan", "{}", fault);
 }
 
-/// Kernels of our own for the dtypes of this process's devices.
+/// Kernels of our own for the dtypes of this process's devices, on each kind of GPU.
 void compile_kernels(const Plan& plan, const Session::Options& options) {
-  if (options.where.empty() || !kernels::has_kernels(options.where[0])) return;
-  std::set<at::ScalarType> elements = {at::kFloat, at::kInt, at::kLong};
+  std::map<int, std::set<at::ScalarType>> by_capability;
   for (const PlaceId place : options.local.empty() ? devices_of(plan) : options.local) {
-    if (idx(place) < plan.dtype.size()) elements.insert(scalar_type(plan.dtype[idx(place)]));
+    const bool on_gpu = idx(place) < options.where.size() && kernels::has_kernels(options.where[idx(place)]);
+    if (on_gpu)
+      by_capability[compute_capability(options.where[idx(place)])].insert(
+          scalar_type(plan.dtype[idx(place)]));
   }
-  const std::vector<at::ScalarType> list(elements.begin(), elements.end());
-  kernels::compile_ahead(compute_capability(options.where[0]), list, num_cores());
+  for (auto& [capability, elements] : by_capability) {
+    elements.insert({at::kFloat, at::kInt, at::kLong});
+    const std::vector<at::ScalarType> list(elements.begin(), elements.end());
+    kernels::compile_ahead(capability, list, num_cores());
+  }
 }
 
 Json content_of(const ProfileSet& profiles) {
