@@ -156,9 +156,10 @@ std::string CodeTarget::option() const {
 }
 
 CodeTarget code_target(int capability, const std::vector<int>& known) {
+  constexpr int kOldest = 70;  // arguments of our kernels are __grid_constant__
   CodeTarget out;
   for (const int one : known) {
-    if (one <= capability) out.architecture = std::max(out.architecture, one);
+    if (kOldest <= one && one <= capability) out.architecture = std::max(out.architecture, one);
   }
   // Machine code runs within its major version; the driver compiles PTX for any later one.
   out.by_driver = out.architecture / 10 != capability / 10;

@@ -117,6 +117,8 @@ TEST(KernelCompilation, TheNewestArchitectureThatRunsOnAGpuIsTaken) {
   EXPECT_EQ(code_target(110, known).option(), "--gpu-architecture=compute_100");
   EXPECT_EQ(code_target(70, known).architecture, 0);  // older than it
   EXPECT_EQ(code_target(70, {}).architecture, 0);
+  EXPECT_EQ(code_target(61, {50, 60, 70, 75}).architecture, 0);  // without constants of a grid
+  EXPECT_EQ(code_target(70, {50, 60, 70, 75}).architecture, 70);
 }
 
 }  // namespace
