@@ -43,6 +43,14 @@ at::Tensor& add_wide_product(const at::Tensor& sum, const at::Tensor& a, const a
   return at::addmm_out(out, sum, a32.tensor, b32.tensor, beta, alpha);
 }
 
+at::Tensor wide_product(const at::Tensor& a, const at::Tensor& b, at::ScalarType wide) {
+  const at::DisableRecordFunctionGuard whole;  // it counts as one operator
+  HM_CHECK(wide == at::kFloat, "mm: a result that is not fp32");
+  HM_CHECK(a.scalar_type() == b.scalar_type() && a.element_size() == 2, "mm: factors of other than 16 bits");
+  const WideCopy a32(a), b32(b);
+  return at::mm(a32.tensor, b32.tensor);
+}
+
 /// Sequences that lie one after another.
 struct Packed {
   at::Tensor ends;  // [n + 1] on the host, beginning with 0
@@ -149,6 +157,7 @@ void register_host_operators() {
   std::call_once(once, [] {
     static auto& library =  // never taken back
         *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
+    library.impl("mm.dtype", TORCH_FN(wide_product));
     library.impl("addmm.dtype_out", TORCH_FN(add_wide_product));
     library.impl("_flash_attention_forward", TORCH_FN(flash_forward));
     library.impl("_flash_attention_backward", TORCH_FN(flash_backward));

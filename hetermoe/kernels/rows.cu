@@ -79,8 +79,8 @@ HM_DEVICE void sum_rows(const SumRows& a) {
 template <int N, class Element>
 HM_DEVICE void merge_row(const MergeRows& a, i64 t) {
   for (i64 c = i64(thread()) * N; c < a.width; c += i64(num_threads()) * N) {
-    Wide<Element> sum[N];
-    load<N>(sum, static_cast<const Element*>(a.base) + t * a.width + c);
+    Wide<Element> sum[N] = {};
+    if (a.base != nullptr) load<N>(sum, static_cast<const Element*>(a.base) + t * a.width + c);
     for (i32 p = 0; p < a.num_parts; ++p) {
       const MergeRows::Part& part = a.parts[p];
       for (i64 row = part.begin[t]; row < part.begin[t + 1]; ++row)

@@ -32,7 +32,7 @@ struct MergeRows {
     const i32* begin;  ///< [rows + 1]
   };
   static constexpr i32 kMostParts = 32;
-  const void* base;
+  const void* base;  ///< null: zeros
   void* out;
   i64 rows, width;
   i32 num_parts, packed;

@@ -43,7 +43,8 @@ void gpu_swiglu_backward(SwigluGradient& out, const at::Tensor& gate_up_C2F, con
 at::Tensor gpu_gather_rows(const at::Tensor& source_TD, const at::Tensor& index_R);
 /// target[index[r]] += rows[r] in order of r, added wide and rounded once.
 void gpu_add_rows_(at::Tensor& target_TD, const at::Tensor& index_R, const at::Tensor& rows_RD);
-at::Tensor gpu_merge_rows(const at::Tensor& base_TD, const std::vector<MergePart>& parts);
+/// from_zero: zeros in the place of `base`, which only gives sizes and dtype.
+at::Tensor gpu_merge_rows(const at::Tensor& base_TD, const std::vector<MergePart>& parts, bool from_zero);
 
 /// The items of each of `num_keys` keys, in ascending order.
 struct KeyOrder {

@@ -79,7 +79,7 @@ void gpu_add_rows_(at::Tensor& target_TD, const at::Tensor& index_R, const at::T
   sum_rows(target_TD, target_TD, summable(rows_RD, target_TD.scalar_type()), order);
 }
 
-at::Tensor gpu_merge_rows(const at::Tensor& base_TD, const std::vector<MergePart>& parts) {
+at::Tensor gpu_merge_rows(const at::Tensor& base_TD, const std::vector<MergePart>& parts, bool from_zero) {
   constexpr std::size_t kMost = kernels::MergeRows::kMostParts;
   const i64 width = base_TD.size(1);
   at::Tensor out = base_TD;
@@ -97,7 +97,7 @@ at::Tensor gpu_merge_rows(const at::Tensor& base_TD, const std::vector<MergePart
       kept.push_back(segment_begins(parts[p].token_R.to(base_TD.device()).contiguous(), base_TD.size(0)));
       arguments.parts[arguments.num_parts++] = {rows, kept.back().const_data_ptr<i32>()};
     }
-    arguments.base = base.const_data_ptr();
+    arguments.base = from_zero && first == 0 ? nullptr : base.const_data_ptr();
     arguments.out = out.mutable_data_ptr();
     arguments.rows = base_TD.size(0);
     arguments.width = width;
@@ -107,7 +107,8 @@ at::Tensor gpu_merge_rows(const at::Tensor& base_TD, const std::vector<MergePart
         {.blocks = blocks_for(arguments.rows), .threads = threads_for(steps_of(width, packed, out))},
         arguments, out.device());
   }
-  return parts.empty() ? base_TD.clone() : out;
+  if (!parts.empty()) return out;
+  return from_zero ? at::zeros_like(base_TD) : base_TD.clone();
 }
 
 }  // namespace hetermoe

@@ -87,6 +87,8 @@ struct WideLinearFunction : torch::autograd::Function<WideLinearFunction> {
                             at::ScalarType wide) {
     context->save_for_backward({weight.requires_grad() ? x : at::Tensor(), weight});
     context->saved_data["dtype"] = x.scalar_type();
+    const bool narrow = x.scalar_type() == weight.scalar_type() && at::elementSize(x.scalar_type()) == 2;
+    if (narrow && wide == at::kFloat && takes_gpu_operators(x)) return at::mm(x, weight.t(), wide);
     return at::linear(x.to(wide), weight.to(wide));
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {

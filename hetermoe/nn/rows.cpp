@@ -135,17 +135,17 @@ void add_rows_(at::Tensor& target_TD, const at::Tensor& index_R, const at::Tenso
 }
 
 at::Tensor merge_rows(const at::Tensor& base_TD, const std::vector<MergePart>& parts) {
-  at::Tensor out = merges_on_kernels(base_TD) ? base_TD : base_TD.clone();
-  add_parts_(out, parts);
+  if (merges_on_kernels(base_TD)) return gpu_merge_rows(base_TD, parts, /*from_zero=*/false);
+  at::Tensor out = base_TD.clone();
+  for (const MergePart& part : parts) add_rows_(out, part.token_R, part.rows_RD);
   return out;
 }
 
-void add_parts_(at::Tensor& target_TD, const std::vector<MergePart>& parts) {
-  if (merges_on_kernels(target_TD)) {
-    target_TD = gpu_merge_rows(target_TD, parts);
-    return;
-  }
-  for (const MergePart& part : parts) add_rows_(target_TD, part.token_R, part.rows_RD);
+at::Tensor sum_parts(const at::Tensor& like_TD, const std::vector<MergePart>& parts) {
+  if (merges_on_kernels(like_TD)) return gpu_merge_rows(like_TD, parts, /*from_zero=*/true);
+  at::Tensor out = at::zeros_like(like_TD);
+  for (const MergePart& part : parts) add_rows_(out, part.token_R, part.rows_RD);
+  return out;
 }
 
 void place_flat_(at::Tensor& target_TK, const at::Tensor& flat_C, const at::Tensor& values_C) {

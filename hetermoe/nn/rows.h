@@ -23,8 +23,8 @@ struct MergePart {
 /// own run.
 at::Tensor merge_rows(const at::Tensor& base_TD, const std::vector<MergePart>& parts);
 
-/// The same into `target`, whose memory is another then where kernels of our own run.
-void add_parts_(at::Tensor& target_TD, const std::vector<MergePart>& parts);
+/// The same from zeros, of the sizes and the dtype of `like`.
+at::Tensor sum_parts(const at::Tensor& like_TD, const std::vector<MergePart>& parts);
 
 /// target.view(-1)[flat[c]] = values[c]: puts received gradients of routing weights at their place.
 void place_flat_(at::Tensor& target_TK, const at::Tensor& flat_C, const at::Tensor& values_C);

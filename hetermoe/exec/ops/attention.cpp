@@ -157,7 +157,6 @@ void run_backward(OpContext& d, const Op& op) {
   in.leaves_weights = d.p.leaves_weights(UnitPart::kAttention, op.layer);
   if (d.p.is_moe(op.layer)) {
     in.topk_TK = slot.topk;
-    in.dx_TD = at::zeros_like(slot.hidden);
     // Each copy has one owner, who sends its gradient. Copies that were dropped have none.
     in.dweights_TK = d.expert_capacity() > 0 ? at::zeros_like(slot.weights) : at::empty_like(slot.weights);
     in.jitter = jitter(d, op);
@@ -169,7 +168,7 @@ void run_backward(OpContext& d, const Op& op) {
       for (std::size_t o = 0; o < chunk.d_send_weights.size(); ++o)
         place_flat_(in.dweights_TK, chunk.routed.send[o].flat_C, chunk.d_send_weights[o]);
     }
-    add_parts_(in.dx_TD, parts);
+    in.dx_TD = sum_parts(slot.hidden, parts);
     const OpContext::Sequences own = d.sequences(op, op.layer);
     if (d.p.balance_on() && own.count > 0) {
       in.balance_AE = d.slots.microbatch(op.microbatch)
