@@ -347,7 +347,8 @@ std::function<int()> make_compare(Flags& flags) {
       ->range(at_least(1));
   flags
       .add_option("--sequences", options->sequences,
-                  "with --seq: sequences of a step [default: the most that all compared strategies can hold]")
+                  "with --seq: sequences of a step [default: the most that zebra can hold, of at most 2^20 "
+                  "tokens or 8 a device]")
       ->range(at_least(1));
   flags.add_option("--tokens", options->tokens, "with --seq: tokens of a step, instead of --sequences")
       ->range(at_least(1));

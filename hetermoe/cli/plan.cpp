@@ -212,17 +212,14 @@ bool has_gpus(const Cluster& cluster) {
                              [](const DeviceType& type) { return type.compute_capability > 0; });
 }
 
-/// The processes that train a plan on GPUs. Those of a node share a host.
-std::string processes_text(const Cluster& cluster, const Plan& plan) {
+/// What starts the processes that train a plan on GPUs: one, one for each GPU, or one for each node where
+/// devices of a node share its host.
+std::string launcher_of(const Cluster& cluster, const Plan& plan) {
   std::set<NodeId> nodes;
   const std::vector<DeviceId> devices = devices_of(plan);
   for (const DeviceId device : devices) nodes.insert(cluster.devices[idx(device)].node);
-  if (nodes.size() == 1) return "one process";
-  if (uses_hosts(plan))
-    return fmt::format("a process for each of {} nodes, whose main memory it uses (mpirun -np {})",
-                       nodes.size(), nodes.size());
-  return fmt::format("a process for each of {} GPUs (torchrun, or mpirun -np {})", devices.size(),
-                     devices.size());
+  if (nodes.size() == 1) return "";
+  return fmt::format("mpirun -np {} ", uses_hosts(plan) ? nodes.size() : devices.size());
 }
 
 /// What to do with a plan: look at it, train with it.
@@ -240,11 +237,12 @@ void print_next(const PlanArguments& options, const PlanRequest& request, const 
   const std::string trained = dtype + flags_of(options.train);
   std::cout << fmt::format("simulate: {} simulate {}{}\n", program(), common, trained);
   if (!request.model.unsupported.empty()) return;
+  const std::string train = fmt::format("{} train {} --train.seq_len {} --train.sequences {}{}", program(),
+                                        common, request.seq_len, total_sequences(plan), trained);
   if (has_gpus(request.cluster))
-    std::cout << fmt::format("on its GPUs train with --run.device cuda, in {}\n",
-                             processes_text(request.cluster, plan));
-  std::cout << fmt::format("train: {} train {} --train.seq_len {} --train.sequences {}{}\n", program(),
-                           common, request.seq_len, total_sequences(plan), trained);
+    std::cout << fmt::format("train on its GPUs: {}{} --run.device cuda\n",
+                             launcher_of(request.cluster, plan), train);
+  std::cout << fmt::format("train: {}\n", train);
 }
 
 using Ways = std::optional<std::vector<std::string>>;

@@ -117,9 +117,10 @@ int report(ReportArguments options) {
   std::vector<std::string> paths = options.timelines;
   paths.insert(paths.end(), options.with.begin(), options.with.end());
   const bool is_folder = paths.size() == 1 && fs::is_directory(paths[0]);
+  if (paths.size() == 1 && !fs::exists(paths[0]))
+    fail<ConfigError>(paths[0], "is no folder and no file: expected a run's folder, or its timelines");
   if (options.output.empty() && !is_folder)
-    fail<ConfigError>("-o",
-                      "got none, expected the page to write: only a run's folder has a page of its own");
+    fail<ConfigError>("-o", "is missing: name the page to write. Only a run's folder has a page of its own");
   const ReportInput input = is_folder ? page_of_folder(paths[0]) : page_of_timelines(paths);
   if (options.output.empty()) options.output = usual_page(paths[0]);
   if (!options.with.empty()) tell_of_lonely(input.strategies);

@@ -44,7 +44,10 @@ def library_folders(torch):
 
 def checked_torch(torch, python=sys.executable):
     """The folder. Throws TorchError unless it is the torch for which the program was built."""
-    wanted = json.loads((HERE / "bundle.json").read_text())["torch"]
+    facts = HERE / "bundle.json"
+    if not facts.exists():
+        raise TorchError(f"[hetermoe] {HERE} has no program: install the wheel that ./dev wheel makes, or use a bundle")
+    wanted = json.loads(facts.read_text())["torch"]
     install = f"`{python} -m pip install torch=={wanted}` brings it"
     found = torch_version(torch) if torch else ""
     if not found:

@@ -165,7 +165,7 @@ TEST(ReportCommand, ThePageOfAFolderGoesThereAndReplacesNothingOfTheUsers) {
   const ProgramResult of_file = run_hetermoe({"report", folder / "a/timeline.json"});
   EXPECT_EQ(of_file.code, 2);
   EXPECT_EQ(of_file.err,
-            "[-o] got none, expected the page to write: only a run's folder has a page of its own\n");
+            "[-o] is missing: name the page to write. Only a run's folder has a page of its own\n");
 }
 
 TEST(Report, AFolderWithoutARunIsRefused) {
