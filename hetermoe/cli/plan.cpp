@@ -207,9 +207,12 @@ Json money_json(const PlanRequest& request, const PlanResult& result, double run
   return json;
 }
 
+/// Cards that can be bought: those of the demo are a thousandth of one.
 bool has_gpus(const Cluster& cluster) {
-  return std::ranges::all_of(cluster.types,
-                             [](const DeviceType& type) { return type.compute_capability > 0; });
+  constexpr double kSlowestTflops = 1;
+  return std::ranges::all_of(cluster.types, [](const DeviceType& type) {
+    return type.compute_capability > 0 && type.fp32_tflops >= kSlowestTflops;
+  });
 }
 
 /// What starts the processes that train a plan on GPUs: one, one for each GPU, or one for each node where

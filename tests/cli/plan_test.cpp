@@ -92,6 +92,9 @@ TEST(PlanCommand, SaysHowAPlanIsTrainedOnGpus) {
   };
   says("tiny", "rtx3090x4-v100x4", "");
   says("d1", "o1", "mpirun -np 12 ");
+  const std::vector<std::string> emulated = {"plan",  "--model", "demo",        "--cluster", "demo",
+                                             "--seq", "256",     "--sequences", "8"};
+  EXPECT_FALSE(contains(run_hetermoe(emulated).out, "train on its GPUs"));
 }
 
 /// Simulate and the dry run of train, whose last words are equal.
