@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "hetermoe/model/unit.h"
 #include "hetermoe/plan/recompute.h"
@@ -142,6 +143,17 @@ TEST(LoadJob, TheTokenizerOfAFolderIsTheDefaultOfItsModel) {
   for (const std::string key : {"train.init_from", "model"})
     EXPECT_EQ(tokenizer({{key, model}}), folder / "m/tokenizer.json");
   EXPECT_EQ(tokenizer({{"model", folder / "m/config.json"}}), folder / "m/tokenizer.json");
+}
+
+/// The name then means the model of the catalogue, whose tokens are bytes.
+TEST(LoadJob, AFolderThatHappensToHaveTheNameOfTheModelIsNoModel) {
+  const WorkFolder folder;
+  folder.file("tiny/notes.txt", "");
+  const std::filesystem::path before = std::filesystem::current_path();
+  std::filesystem::current_path(folder.path());
+  const std::string tokenizer = job_with({{"model", "tiny"}}).data.tokenizer;
+  std::filesystem::current_path(before);
+  EXPECT_EQ(tokenizer, "bytes");
 }
 
 TEST(JobData, TheTemplateModelIsThatOfTheModelsFolder) {
