@@ -118,7 +118,7 @@ int report(ReportArguments options) {
   paths.insert(paths.end(), options.with.begin(), options.with.end());
   const bool is_folder = paths.size() == 1 && fs::is_directory(paths[0]);
   if (paths.size() == 1 && !fs::exists(paths[0]))
-    fail<ConfigError>(paths[0], "is no folder and no file: expected a run's folder, or its timelines");
+    fail<ConfigError>(paths[0], "No such file or folder: expected a run's folder, or its timelines");
   if (options.output.empty() && !is_folder)
     fail<ConfigError>("-o", "is missing: name the page to write. Only a run's folder has a page of its own");
   const ReportInput input = is_folder ? page_of_folder(paths[0]) : page_of_timelines(paths);
