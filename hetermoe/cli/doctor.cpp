@@ -113,13 +113,6 @@ std::string gpu_driver() {
   return line;
 }
 
-std::vector<GpuFacts> gpus_here(int count) {
-  std::vector<GpuFacts> out;
-  for (int i = 0; i < count; ++i)
-    out.push_back(gpu_facts({c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(i)}));
-  return out;
-}
-
 /// One sentence for every GPU that libtorch has no code for, such as a V100 with a library for CUDA 13.
 std::string gpus_without_code(const std::vector<GpuFacts>& gpus) {
   std::string out;
@@ -212,8 +205,7 @@ Json transports_json() {
 Json examine() {
   const Bytes limit = memory_limit(), memory = proc_memory("MemTotal");
   const std::string driver = gpu_driver();
-  const int num_gpus = num_cuda_devices();
-  const std::vector<GpuFacts> gpus = gpus_here(num_gpus);
+  const std::vector<GpuFacts> gpus = gpus_here();
   return {{"hetermoe", version()},
           {"compiler", __VERSION__},
           {"build_type", build_type()},
@@ -229,8 +221,8 @@ Json examine() {
           {"memory_available_bytes", proc_memory("MemAvailable")},
           {"mpi", {{"available", mpi_is_available()}, {"description", mpi_description()}}},
           {"gpu",
-           {{"available", num_gpus > 0},
-            {"count", num_gpus},
+           {{"available", !gpus.empty()},
+            {"count", gpus.size()},
             {"description", describe_gpus(driver, gpus)},
             {"architectures", library_architectures()},
             {"devices", gpus_json(gpus)},

@@ -21,7 +21,7 @@
 #include "hetermoe/report/table.h"
 #include "hetermoe/report/waits_text.h"
 #include "hetermoe/train/job/job.h"
-#include "hetermoe/train/session/session.h"
+#include "hetermoe/train/session/ranks.h"
 
 namespace hetermoe {
 namespace {
@@ -219,7 +219,7 @@ bool has_gpus(const Cluster& cluster) {
 /// devices of a node share its host.
 std::string launcher_of(const Cluster& cluster, const Plan& plan) {
   std::set<NodeId> nodes;
-  const std::vector<DeviceId> devices = devices_of(plan);
+  const std::vector<DeviceId> devices = working_devices(plan);
   for (const DeviceId device : devices) nodes.insert(cluster.devices[idx(device)].node);
   if (nodes.size() == 1) return "";
   return fmt::format("mpirun -np {} ", uses_hosts(plan) ? nodes.size() : devices.size());

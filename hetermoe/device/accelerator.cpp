@@ -155,6 +155,13 @@ GpuFacts gpu_facts(c10::Device device) {
   return {device.str(), gpu_name(device), compute_capability(device), gpu_memory(device)};
 }
 
+std::vector<GpuFacts> gpus_here() {
+  std::vector<GpuFacts> gpus;
+  for (int gpu = 0; gpu < num_cuda_devices(); ++gpu)
+    gpus.push_back(gpu_facts({c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(gpu)}));
+  return gpus;
+}
+
 std::string gpu_name(c10::Device device) {
   if (device.is_cpu()) return "CPU";
   // The first member of cudaDeviceProp, whose size grows from version to version.

@@ -59,6 +59,8 @@ Bytes gpu_peak(c10::Device device);
 void restart_gpu_peak(c10::Device device);
 /// Facts of a GPU.
 GpuFacts gpu_facts(c10::Device device);
+/// Of all that this process may use, by their numbers.
+std::vector<GpuFacts> gpus_here();
 /// The driver's name of a GPU, "NVIDIA A40"; "CPU" on a CPU, empty when the driver has none.
 std::string gpu_name(c10::Device device);
 /// All memory of a GPU; 0 on a CPU or when the driver does not say.

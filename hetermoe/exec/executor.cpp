@@ -293,7 +293,8 @@ void Executor::guard(const Lane& lane, const LaneOp& item, const std::function<v
 void Executor::run_op(Lane& lane, const LaneOp& item) {
   const Seconds ready = wait_until_ready(lane, item);
   const Op& op = context_.schedule.ops[idx(item.op)];
-  if (is_wide(op)) use_threads(options_.threads_per_lane);
+  const bool wide = is_wide(op);
+  if (wide) use_threads(options_.threads_per_lane);
   if (options_.before_op) options_.before_op(op, device_of(lane.id));
   if (lane.watch != nullptr) lane.watch->begin(item.op);
   now(lane).spans[lane.next] = {item.op, device_of(lane.id), 0, 0};
@@ -302,7 +303,7 @@ void Executor::run_op(Lane& lane, const LaneOp& item) {
   } else {
     launch(lane, item, ready);
   }
-  if (is_wide(op)) use_threads(1);
+  if (wide) use_threads(1);
   check_memory(lane);
   finish_op(lane, item, now(lane).end);
 }

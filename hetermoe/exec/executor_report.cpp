@@ -34,8 +34,9 @@ void Executor::poison(std::exception_ptr error) {
     const std::lock_guard lock(device->mutex);
     device->changed.notify_all();
   }
-  transport_.abort(text_of(error));
-  host_links_->abort(text_of(error));
+  const std::string text = text_of(error);
+  transport_.abort(text);
+  host_links_->abort(text);
 }
 
 /// The first time the step fails; a lane that even then stays in its op cannot be stopped, so that is said

@@ -54,8 +54,7 @@ std::string kernels_missing(c10::Device device) {
   if (code_target(capability).architecture == 0)
     return fmt::format(
         "{} compiles none of our kernels for compute capability {}.{}, so this GPU uses libtorch's: ours "
-        "need "
-        "7.0, and below 7.5 an NVRTC of CUDA 12",
+        "need 7.0, and below 7.5 an NVRTC of CUDA 12",
         nvrtc_description(), capability / 10, capability % 10);
   return "";
 }

@@ -85,9 +85,7 @@ fs::path find_model(const std::string& name_or_path) {
         name_or_path);
   if (fs::is_directory(path, code)) {
     if (fs::exists(path / "config.json", code)) return path / "config.json";
-    // A folder may happen to be called like a known model ("demo"): the name means the model then.
-    const std::vector<std::string> names = known_models();
-    if (std::find(names.begin(), names.end(), name_or_path) == names.end()) {
+    if (!only_sounds_like_a_model(path)) {
       const bool adapters = fs::exists(path / "adapter_config.json", code);
       fail<ConfigError>(
           name_or_path, "this folder holds {}, expected a Hugging Face model folder",
@@ -108,5 +106,12 @@ ModelConfig load_model(const std::string& name_or_path) {
 }
 
 std::vector<std::string> known_models() { return config_names("models", "json"); }
+
+bool only_sounds_like_a_model(const std::filesystem::path& folder) {
+  std::error_code ignored;
+  if (!fs::is_directory(folder, ignored) || fs::exists(folder / "config.json", ignored)) return false;
+  const std::vector<std::string> names = known_models();
+  return std::find(names.begin(), names.end(), folder.string()) != names.end();
+}
 
 }  // namespace hetermoe

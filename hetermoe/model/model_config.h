@@ -179,6 +179,9 @@ ModelConfig load_model(const std::string& name_or_path);
 /// The file that load_model reads.
 std::filesystem::path find_model(const std::string& name_or_path);
 std::vector<std::string> known_models();
+/// Whether this is a folder that only happens to be called like a known model ("demo"): it holds no
+/// config.json, and the name means the model.
+bool only_sounds_like_a_model(const std::filesystem::path& folder);
 /// Values of model_type that are understood.
 const std::vector<std::string>& known_model_types();
 

@@ -1,10 +1,9 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
-#include "hetermoe/cost/roofline.h"
 #include "hetermoe/sim/memory.h"
+#include "tests/exec/metered_step.h"
 #include "tests/support/guest_plan.h"
-#include "tests/support/rig.h"
 
 // What copies of experts take on a device, for a run or for one exchange: what the executor holds is what the
 // memory model says.
@@ -17,19 +16,12 @@ struct Held {
 };
 
 Held held(const ModelConfig& model, const Cluster& cluster, const Plan& plan) {
-  const RooflineCost cost(model, cluster, plan);
-  MemoryMeter meter;
-  RigOptions options;
-  options.executor.clock = ClockKind::kVirtual;
-  options.executor.truth = &cost;
-  options.executor.memory = &meter;
-  Rig rig(model, cluster, plan, options);
-  rig.load(lively_values(model));
-  rig.executor().run(random_input(plan, model));
+  MeteredStep step(model, cluster, plan);
+  Rig& rig = step.rig;
   Held out;
-  out.measured = meter.peaks(rig.executor().timeline(), rig.schedule().num_places());
+  out.measured = step.peaks();
   const RecordedRouting routing = rig.executor().recorded_routing();
-  const OpCosts costs = price(rig.schedule(), rig.placement(), model, cluster, cost, routing);
+  const OpCosts costs = price(rig.schedule(), rig.placement(), model, cluster, step.cost, routing);
   // As the virtual clock has it, each transfer alone on its links: what overlaps decides about the peak.
   for (const MemoryPeak& peak : peak_memory(rig.schedule(), longest_path(rig.schedule(), costs.seconds),
                                             rig.placement(), model, cluster, routing))

@@ -10,6 +10,7 @@
 #include "hetermoe/kernels/host_kernels.h"
 #include "hetermoe/plan/offload.h"
 #include "hetermoe/sim/memory.h"
+#include "tests/exec/metered_step.h"
 #include "tests/support/case_count.h"
 #include "tests/support/error_of.h"
 #include "tests/support/rig.h"
@@ -24,18 +25,11 @@ constexpr Bytes kKib = 1024;
 /// of the same schedule, times and routing. Returns the worst deviation of the model, relative.
 double check_memory(const ModelConfig& model, const Cluster& cluster, const Plan& plan,
                     const std::string& name) {
-  const RooflineCost cost(model, cluster, plan);
-  MemoryMeter meter;
-  RigOptions options;
-  options.executor.clock = ClockKind::kVirtual;
-  options.executor.truth = &cost;
-  options.executor.memory = &meter;
-  Rig rig(model, cluster, plan, options);
-  rig.load(lively_values(model));
-  rig.executor().run(random_input(plan, model));
-  const std::vector<Bytes> measured = meter.peaks(rig.executor().timeline(), rig.schedule().num_places());
+  MeteredStep step(model, cluster, plan);
+  Rig& rig = step.rig;
+  const std::vector<Bytes> measured = step.peaks();
   const RecordedRouting routing = rig.executor().recorded_routing();
-  const OpCosts costs = price(rig.schedule(), rig.placement(), model, cluster, cost, routing);
+  const OpCosts costs = price(rig.schedule(), rig.placement(), model, cluster, step.cost, routing);
   const std::vector<MemoryPeak> modelled = peak_memory(rig.schedule(), Simulator().run(rig.schedule(), costs),
                                                        rig.placement(), model, cluster, routing);
   const BufferSizes sizes(rig.placement(), model, cluster, routing);
@@ -205,16 +199,7 @@ TEST(MeasuredMemory, SavedActivationsLeaveTheDevice) {
     Plan plan = find_strategy("zebra").make(model, cluster, request);
     use_dtype(plan, Dtype::kFp32);
     if (saved) offload(plan, model, cluster, {"saved"}, "test");
-    const RooflineCost cost(model, cluster, plan);
-    MemoryMeter meter;
-    RigOptions options;
-    options.executor.clock = ClockKind::kVirtual;
-    options.executor.truth = &cost;
-    options.executor.memory = &meter;
-    Rig rig(model, cluster, plan, options);
-    rig.load(lively_values(model));
-    rig.executor().run(random_input(plan, model));
-    return meter.peaks(rig.executor().timeline(), rig.schedule().num_places());
+    return MeteredStep(model, cluster, plan).peaks();
   };
   const std::vector<Bytes> kept = peaks(false), away = peaks(true);
   i64 less = 0;

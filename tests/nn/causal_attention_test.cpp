@@ -85,38 +85,30 @@ TEST(CausalAttention, AWindowHidesWhatIsFurtherBack) {
   }
 }
 
-/// The fused projection, turned where it lies, against the steps one by one.
-TEST(CausalAttention, RotaryAttentionEqualsGenericWithItsGradient) {
+/// The fused projection, turned where it lies in its first `turned` columns, against the steps one by one.
+void expect_rotary_attention_equals_generic(i64 turned) {
   const HeadShape shape{59, 4, 2, 16};
   const at::Tensor qkv = wave({118, 128}, 1, 0.77);
-  const RopeTable table = rope_table(59, 16, 1e4, qkv.options());
+  const RopeTable table = rope_table(59, turned, 1e4, qkv.options());
   for (const RopeLayout layout : {RopeLayout::kHalves, RopeLayout::kPairs}) {
     const at::Tensor a = qkv.clone().requires_grad_(), b = qkv.clone().requires_grad_();
     const at::Tensor fused = rotary_attention(a * 1, shape, table, layout),
                      steps = rotary_attention(b, shape, table, layout, Path::kGeneric);
-    EXPECT_LE(deviation(fused.detach(), steps.detach()), 2e-6);
+    EXPECT_LE(deviation(fused.detach(), steps.detach()), 2e-6) << turned;
     const at::Tensor seed = wave(fused.sizes(), 1, 0.3);
-    EXPECT_LE(deviation(grad_of(fused, a, seed), grad_of(steps, b, seed)), 4e-6);
+    EXPECT_LE(deviation(grad_of(fused, a, seed), grad_of(steps, b, seed)), 4e-6) << turned;
   }
+}
+
+TEST(CausalAttention, RotaryAttentionEqualsGenericWithItsGradient) {
+  expect_rotary_attention_equals_generic(16);
 }
 
 /// As on a GPU: turned where it lies, and by the kernel that shares heads. With some columns that are not
 /// turned.
 TEST(CausalAttention, RotaryAttentionOfAGpuEqualsGenericWithItsGradient) {
   const kernels::HostKernels on;
-  const HeadShape shape{59, 4, 2, 16};
-  const at::Tensor qkv = wave({118, 128}, 1, 0.77);
-  for (const i64 turned : {16, 8}) {
-    const RopeTable table = rope_table(59, turned, 1e4, qkv.options());
-    for (const RopeLayout layout : {RopeLayout::kHalves, RopeLayout::kPairs}) {
-      const at::Tensor a = qkv.clone().requires_grad_(), b = qkv.clone().requires_grad_();
-      const at::Tensor fused = rotary_attention(a * 1, shape, table, layout),
-                       steps = rotary_attention(b, shape, table, layout, Path::kGeneric);
-      EXPECT_LE(deviation(fused.detach(), steps.detach()), 2e-6);
-      const at::Tensor seed = wave(fused.sizes(), 1, 0.3);
-      EXPECT_LE(deviation(grad_of(fused, a, seed), grad_of(steps, b, seed)), 4e-6) << turned;
-    }
-  }
+  for (const i64 turned : {16, 8}) expect_rotary_attention_equals_generic(turned);
 }
 
 /// The projection, with keys and values once for all heads that share them, the output and its log-sums.

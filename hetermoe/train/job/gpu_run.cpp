@@ -117,13 +117,6 @@ std::string gpu_fault(const std::vector<GpuFacts>& gpus, const std::vector<int>&
   return "";
 }
 
-std::vector<GpuFacts> gpus_here() {
-  std::vector<GpuFacts> gpus;
-  for (int gpu = 0; gpu < num_cuda_devices(); ++gpu)
-    gpus.push_back(gpu_facts({c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(gpu)}));
-  return gpus;
-}
-
 std::vector<c10::Device> places_of(const Job& job, const Cluster& cluster, const Processes& processes,
                                    bool uses_fp64) {
   if (find_device(job.run.device, "run.device").is_cpu()) return {};

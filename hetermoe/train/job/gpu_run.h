@@ -23,9 +23,6 @@ std::vector<c10::Device> places_of(const Job& job, const Cluster& cluster, const
 /// The fault of these GPUs, each of which some device of a process uses; empty = none.
 std::string gpu_fault(const std::vector<GpuFacts>& gpus, const std::vector<int>& architectures);
 
-/// All GPUs that this process sees, by their numbers.
-std::vector<GpuFacts> gpus_here();
-
 /// The default dtype of a GPU of this compute capability (80 for 8.0): bf16, fp16 below 8.0, fp32 where it is
 /// not known (0).
 Dtype dtype_of_gpu(int capability);

@@ -1,6 +1,5 @@
 #include "hetermoe/train/job/job_data.h"
 
-#include <algorithm>
 #include <filesystem>
 
 #include "hetermoe/base/index.h"
@@ -17,13 +16,8 @@ namespace fs = std::filesystem;
 /// The folder that a model or a template is named by, itself or a file in it; empty = it is no path.
 fs::path folder_named(const std::string& name) {
   std::error_code ignored;
-  if (fs::is_directory(name, ignored)) {
-    // A folder of this name may happen to be here: the name means the model of the catalogue, as in
-    // find_model().
-    const std::vector<std::string> known = known_models();
-    const bool is_known = std::find(known.begin(), known.end(), name) != known.end();
-    return is_known && !fs::exists(fs::path(name) / "config.json", ignored) ? fs::path() : fs::path(name);
-  }
+  if (only_sounds_like_a_model(name)) return {};
+  if (fs::is_directory(name, ignored)) return name;
   const std::string file = fs::path(name).filename().string();
   const bool is_of_folder =
       file == "config.json" || file == "tokenizer_config.json" || file == "chat_template.jinja";

@@ -132,14 +132,6 @@ std::string capability_text(i32 capability) {
                     fmt::join(have, "; "), fmt::join(need, "; "));
 }
 
-/// Devices with a part of the plan. A strategy may list others: round robin leaves slow ones without a turn.
-std::vector<DeviceId> working_devices(const Plan& plan) {
-  const std::vector<std::string> roles = roles_of(plan);
-  std::vector<DeviceId> devices = devices_of(plan);
-  std::erase_if(devices, [&](DeviceId device) { return roles[idx(device)] == "idle"; });
-  return devices;
-}
-
 /// In the order of nodes, which may differ in size.
 std::vector<i32> a_rank_for_each_node(const std::vector<DeviceId>& working, const Cluster& cluster) {
   std::map<NodeId, i32> ranks;
@@ -154,6 +146,13 @@ std::vector<i32> a_rank_for_each_node(const std::vector<DeviceId>& working, cons
 bool is_like(const RankGpu& a, const RankGpu& b) { return a.name == b.name && a.capability == b.capability; }
 
 }  // namespace
+
+std::vector<DeviceId> working_devices(const Plan& plan) {
+  const std::vector<std::string> roles = roles_of(plan);
+  std::vector<DeviceId> devices = devices_of(plan);
+  std::erase_if(devices, [&](DeviceId device) { return roles[idx(device)] == "idle"; });
+  return devices;
+}
 
 std::vector<i32> ranks_of_devices(const Plan& plan, const Cluster& cluster, i32 num_ranks) {
   const std::vector<const Plan*> plans = {&plan};

@@ -10,6 +10,9 @@
 // ranks are asked what they really have.
 namespace hetermoe {
 
+/// Devices with a part of the plan. A strategy may list others: round robin leaves slow ones without a turn.
+std::vector<DeviceId> working_devices(const Plan& plan);
+
 /// The devices that a plan uses over the ranks: [num_devices], -1 = the plan leaves the device idle. A rank
 /// for each node where there are as many, else contiguous runs as equal as possible. Throws ConfigError when
 /// there are more ranks than used devices.

@@ -44,10 +44,8 @@ void check_gpu_memory(const SessionParts& parts, const Session::Options& options
   const std::vector<MemoryPeak> peaks =
       peak_memory(schedule, times, placement, parts.model, parts.cluster, routing);
   std::vector<GpuRoom> room;
-  for (int gpu = 0; gpu < num_cuda_devices(); ++gpu) {
-    const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(gpu));
-    room.push_back({gpu_memory(device), free_gpu_memory(device), compute_capability(device)});
-  }
+  for (const GpuFacts& gpu : gpus_here())
+    room.push_back({gpu.memory, free_gpu_memory(c10::Device(gpu.id)), gpu.capability});
   const std::string fault =
       gpu_memory_fault(peaks, options.local.empty() ? devices_of(parts.plan) : options.local, options.where,
                        room, communicators);
@@ -79,6 +77,8 @@ Json content_of(const ProfileSet& profiles) {
   return json;
 }
 
+RankGpu rank_gpu(const GpuFacts& gpu) { return {host_name(), gpu.name, gpu.capability, gpu.memory}; }
+
 /// The rank of each device of the cluster, -1 = idle.
 std::vector<i32> place_ranks(const SessionParts& parts, const Processes& processes, c10::Device own) {
   std::vector<const Plan*> plans = {&parts.plan};
@@ -88,11 +88,7 @@ std::vector<i32> place_ranks(const SessionParts& parts, const Processes& process
   const std::vector<WantedGpu> wanted = wanted_gpus(parts.plan, parts.cluster);
   const bool one_each = static_cast<i32>(wanted.size()) == processes.num_ranks();
   if (own.is_cpu() || parts.job.clock.kind != ClockKind::kReal || !one_each) return rank_of;
-  const RankGpu mine = {.host = host_name(),
-                        .name = gpu_name(own),
-                        .capability = compute_capability(own),
-                        .memory = gpu_memory(own)};
-  const std::vector<i32> ranks = assign_ranks(gather_gpus(processes, mine), wanted);
+  const std::vector<i32> ranks = assign_ranks(gather_gpus(processes, rank_gpu(gpu_facts(own))), wanted);
   for (std::size_t i = 0; i < wanted.size(); ++i) rank_of[idx(wanted[i].device)] = ranks[i];
   return rank_of;
 }
@@ -108,7 +104,7 @@ void place_on_gpus(Session::Options& options, const SessionParts& parts, const P
   }
   if (wanted.size() < 2) return;
   std::vector<RankGpu> found;
-  for (const GpuFacts& gpu : gpus_here()) found.push_back({"", gpu.name, gpu.capability, gpu.memory});
+  for (const GpuFacts& gpu : gpus_here()) found.push_back(rank_gpu(gpu));
   const bool any = parts.job.clock.kind != ClockKind::kReal;  // on an emulated clock
   if (any) found.assign(found.size(), found.front());
   const i32 first = processes.alone() ? 0 : processes.local_rank() * static_cast<i32>(wanted.size());
