@@ -261,6 +261,18 @@ void check_predicted(const CompareArguments& options, const Overrides& overrides
   }
 }
 
+void refuse_baselines(const std::vector<std::string>& strategies) {
+  for (const std::string& strategy : strategies) {
+    for (const Baseline& baseline : baselines()) {
+      if (strategy == baseline.name)
+        fail<ConfigError>("--strategy",
+                          "got {}, which is predicted and not trained: expected --seq with it, or for the "
+                          "best plan `{} plan` and `{} train --plan`",
+                          strategy, program(), program());
+    }
+  }
+}
+
 int compare(CompareArguments options, const Overrides& overrides) {
   end_on_interrupt();
   keep_first_of_each(options.strategies);
@@ -269,13 +281,7 @@ int compare(CompareArguments options, const Overrides& overrides) {
     return compare_balancers(options, overrides);
   Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
   if (!options.seq_lens.empty()) return compare_predicted(options, job);
-  for (const std::string& strategy : options.strategies) {
-    if (strategy == "best" || strategy == "ep-ideal")
-      fail<ConfigError>("--strategy",
-                        "got {}, which is predicted and not trained: expected --seq with it, or for the best "
-                        "plan `{} plan` and `{} train --plan`",
-                        strategy, program(), program());
-  }
+  refuse_baselines(options.strategies);
   const std::vector<std::string> strategies =
       options.strategies.empty() ? usual_strategies(load_model(job.model)) : options.strategies;
   const std::string chosen = set_gpu_defaults(job, strategies, Processes());
@@ -321,6 +327,14 @@ int compare(CompareArguments options, const Overrides& overrides) {
   return code == 0 && !moved.empty() ? 1 : code;
 }
 
+/// "ep-ideal (...), tp (...)"
+std::string baselines_help() {
+  std::string text;
+  for (const Baseline& baseline : baselines())
+    text += fmt::format("{}{} ({})", text.empty() ? "" : ", ", baseline.name, baseline.summary);
+  return text;
+}
+
 std::string strategies_help() {
   return fmt::format(
       "strategies, separated by commas: {} [default: zebra,ep,ep-overlap,dist-ep,single; with --seq "
@@ -341,8 +355,8 @@ std::function<int()> make_compare(Flags& flags) {
       .add_option(
           "--seq", options->seq_lens,
           "predict GPU training of --model on --cluster at these sequence lengths, each strategy tuned; "
-          "--strategies also takes ep-ideal (throughput of newer and older devices apart, added) and best "
-          "(the plan of `hetermoe plan --routing-margin 1`)")
+          "--strategies also takes " +
+              baselines_help())
       ->delimiter(',')
       ->range(at_least(1));
   flags

@@ -1,4 +1,5 @@
 #pragma once
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -79,8 +80,12 @@ class Predictor {
   const Cluster& cluster() const { return cluster_; }
   const SoftwareConstants& software() const { return software_; }
   std::unique_ptr<CostModel> cost(const Plan& plan) const {
-    return make_cost(model_, cluster_, plan, profiles_, software_);
+    std::unique_ptr<CostModel> own = make_cost(model_, cluster_, plan, profiles_, software_);
+    return reprice_ ? reprice_(std::move(own), plan) : std::move(own);
   }
+  /// Makes another cost model of the usual one, for what no plan can say.
+  using Reprice = std::function<std::unique_ptr<CostModel>(std::unique_ptr<CostModel>, const Plan&)>;
+  void price_by(Reprice reprice) { reprice_ = std::move(reprice); }
 
  private:
   struct Run {
@@ -102,6 +107,7 @@ class Predictor {
   AssumedRouting routing_;
   ProfileSet profiles_;
   Simulator simulator_;
+  Reprice reprice_;
   i64 work_ = 0;
 };
 

@@ -11,11 +11,13 @@
 #include "hetermoe/planner/estimate/host_use.h"
 #include "hetermoe/planner/strategies/depth_groups.h"
 #include "hetermoe/planner/strategies/strategies.h"
+#include "hetermoe/planner/strategies/tensor_parallel.h"
 
 namespace hetermoe {
 namespace {
 
 constexpr const char* kIdeal = "ep-ideal";
+constexpr const char* kTensorParallel = "tp";
 constexpr const char* kBest = "best";
 
 std::string printed_name(const std::string& asked) {
@@ -69,6 +71,10 @@ class Comparison {
       fill_ideal(row);
       return row;
     }
+    if (strategy == kTensorParallel) {
+      fill_tensor_parallel(row);
+      return row;
+    }
     Tuned tuned = strategy == "ep"    ? ep(row, setting_)
                   : strategy == kBest ? planned(row.plan)
                                       : tune(strategy);
@@ -89,7 +95,7 @@ class Comparison {
  private:
   /// What keeps a strategy from the cluster, in words; empty = nothing.
   std::string unfit(const std::string& name) const {
-    if (name == kBest) return "";
+    if (name == kBest || name == kTensorParallel) return "";
     bool apart = true;
     if (name != kIdeal) {
       const Strategy& strategy = find_strategy(name);
@@ -184,6 +190,19 @@ class Comparison {
     row.chunks = tuned.plan.chunks;
   }
 
+  /// A baseline that no plan here is: nothing runs so, and `best` may not take it.
+  void fill_tensor_parallel(CompareRow& row) {
+    const Tuned tuned =
+        tune_tensor_parallel(predictor_.model(), predictor_.cluster(), setting_, predictor_.software());
+    fill(row, tuned);
+    if (!row.infeasible.empty()) return;
+    row.memory_bytes = tuned.prediction.memory;
+    row.plan = fmt::format("{} of {}, simulated alone",
+                           counted(std::ssize(tuned.plan.groups), "group"),
+                           counted(std::ssize(tuned.plan.groups[0].devices), "device"));
+    if (tuned.plan.shard_optimizer) row.plan += ", optimizer divided over groups";
+  }
+
   /// EP on the newer and on the older devices alone, throughputs added: a bound, nothing that could run. Each
   /// half takes whole sequences per device.
   void fill_ideal(CompareRow& row) {
@@ -238,7 +257,7 @@ bool is_smooth(i64 number) {
 
 std::vector<std::string> compared_strategies() {
   std::vector<std::string> names = strategy_names();
-  names.insert(names.end(), {kIdeal, kBest});
+  for (const Baseline& baseline : baselines()) names.push_back(baseline.name);
   return names;
 }
 

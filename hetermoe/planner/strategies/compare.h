@@ -12,7 +12,7 @@ namespace hetermoe {
 struct CompareRow {
   std::string model, cluster;
   i64 seq_len = 0;
-  std::string strategy;    ///< printed form: dist-ep, ep-ideal
+  std::string strategy;    ///< printed form: dist-ep, ep-ideal, tp
   std::string plan;        ///< in words: what best is, and how a strategy cuts layers or sequences
   std::string on_hosts;    ///< what is kept there, in words
   std::string infeasible;  ///< why the strategy cannot run; empty = the figures hold
@@ -52,9 +52,8 @@ struct CompareOptions {
   SoftwareConstants software;
 };
 
-/// Names of strategies(), with '-', and two more. ep-ideal: EP on the newer and on the older devices alone,
-/// throughputs added. best: what find_plan() finds or, where that is slower, the fastest plan of the other
-/// strategies.
+/// Names of strategies() and baselines(), with '-'. best is what find_plan() finds or, where that is slower,
+/// the fastest plan of the other strategies.
 std::vector<std::string> compared_strategies();
 
 /// Tokens of a step beyond which no strategy gains from a larger one, where each device has so many

@@ -405,11 +405,24 @@ std::string misfit(const Strategy& strategy, const ModelConfig& model, const Clu
   return "";
 }
 
+const std::vector<Baseline>& baselines() {
+  static const std::vector<Baseline> all = {
+      {"ep-ideal", "throughput of newer and of older devices apart, added"},
+      {"tp", "tensor parallelism inside nodes, data parallel between them, as others train"},
+      {"best", "the plan of `hetermoe plan --routing-margin 1`, or the fastest of the other strategies"}};
+  return all;
+}
+
 const Strategy& find_strategy(const std::string& name) {
   std::string key = name;
   std::replace(key.begin(), key.end(), '_', '-');
   for (const Strategy& strategy : strategies()) {
     if (strategy.name == key) return strategy;
+  }
+  for (const Baseline& baseline : baselines()) {
+    if (baseline.name == key)
+      fail<ConfigError>("strategy", "{} is predicted by `compare --seq` and not trained ({}): expected one of {}",
+                        key, baseline.summary, fmt::join(strategy_names(), ", "));
   }
   fail<ConfigError>("strategy", "unknown strategy \"{}\".{}", name, known_names_hint(name, strategy_names()));
 }

@@ -119,6 +119,11 @@ std::vector<std::string> strategy_names();
 void drop_unused(const Strategy& strategy, CutOptions& options);
 /// The reason why a strategy cannot use a cluster, in words; empty = it can.
 std::string misfit(const Strategy& strategy, const ModelConfig& model, const Cluster& cluster);
+/// What `compare --seq` predicts beside strategies, and nothing trains by.
+struct Baseline {
+  std::string name, summary;
+};
+const std::vector<Baseline>& baselines();
 /// Accepts '-' or '_'. Throws ConfigError with the known names.
 const Strategy& find_strategy(const std::string& name);
 
