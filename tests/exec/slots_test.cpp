@@ -22,6 +22,7 @@ std::map<Buffer, std::set<KeyShape>> named_by_slots() {
   return named;
 }
 
+// Claim: a buffer whose line says that it holds something is freed and found by the executor
 TEST(Slots, NameEveryBufferThatHoldsSomethingInTheSlotOfItsKey) {
   const std::map<Buffer, std::set<KeyShape>> named = named_by_slots();
   for (const BufferRow& row : kBufferRows) {

@@ -268,6 +268,7 @@ TEST(DepthGroups, ThatCannotBeAreRefused) {
             "[plan.stage_experts] got 2 numbers that add up to 2, expected 2 for 3 devices");
 }
 
+// Claim: the list of strategies in docs/tour.md is their table
 TEST(Strategies, TheListOfTheTourIsTheirTable) {
   std::string text = "| strategy | who does what |\n|---|---|\n";
   for (const Strategy& strategy : strategies())

@@ -157,6 +157,7 @@ std::string cell(const Uses& uses, Mode mode) {
   return entries.empty() ? "" : fmt::format(" {}", fmt::join(entries, ", "));
 }
 
+// Claim: the access table of docs/schedule.md is what the rows of ops say
 TEST(AccessTable, OfThePageIsWhatTheRowsOfOpsSay) {
   const ModelConfig model = load_model("tiny-deepseek-v2");
   const Cluster cluster = with_hosts(load_cluster("demo"));
