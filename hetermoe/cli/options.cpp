@@ -10,7 +10,7 @@ namespace {
 
 struct OptionsArguments {
   std::string job;
-  bool markdown = false, json = false;
+  bool markdown = false, json = false, strategies = false;
 };
 
 std::string table_cell(const std::string& text) {
@@ -50,6 +50,12 @@ void print_table() {
   std::cout << table.str() << "\nin a job file: train: {steps: 20}   as an option: --train.steps 20\n";
 }
 
+void print_strategies() {
+  Table table({"strategy", "who does what"});
+  for (const Strategy& strategy : strategies()) table.add_row({strategy.name, strategy.summary});
+  std::cout << table.str();
+}
+
 Json documentation_json() {
   Json rows = Json::array();
   for (const FieldDoc& option : job_fields()) {
@@ -65,6 +71,8 @@ int options_command(const OptionsArguments& options, const Overrides& overrides)
   if (!options.job.empty() || !overrides.empty()) {
     const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
     print_json(to_json(job));
+  } else if (options.strategies) {
+    print_strategies();
   } else if (options.markdown) {
     std::cout << markdown();
   } else if (options.json) {
@@ -82,6 +90,7 @@ std::function<int()> make_options(Flags& flags) {
   flags.add_option("job", options->job, "job file (YAML): print its resolved configuration, as JSON");
   flags.add_flag("--markdown", options->markdown, "print the keys as docs/options.md");
   flags.add_flag("--json", options->json, "print the keys as JSON");
+  flags.add_flag("--strategies", options->strategies, "print what each strategy does");
   allow_overrides(flags);
   return [options, flags] { return options_command(*options, overrides_of(flags)); };
 }

@@ -16,9 +16,46 @@
 
 namespace hetermoe {
 
+// The members of a slot that follow from a list of ops/buffer_list.h, and what visit() says of them.
+#define HM_MEMBER_kNothing(name)
+#define HM_MEMBER_kTensor(name) at::Tensor name;
+#define HM_MEMBER_kTensors(name) std::vector<at::Tensor> name;
+#define HM_MEMBER_kOther(name)
+#define HM_MEMBER(buffer, name, holds, ...) HM_MEMBER_##holds(name)
+#define HM_VISIT_kNothing(buffer, name)
+#define HM_VISIT_kTensor(buffer, name) visitor(Buffer::buffer, name);
+#define HM_VISIT_kTensors(buffer, name) visitor(Buffer::buffer, name);
+#define HM_VISIT_kOther(buffer, name)
+#define HM_VISIT(buffer, name, holds, ...) HM_VISIT_##holds(buffer, name)
+
+// visit() of a slot calls visitor(buffer, members...) for each buffer whose row says that it holds something.
+// What holds more than one member of tensors is named there. visit() itself reads no member: other lanes use
+// other members at the same time.
+
+/// Buffers of a step on one device.
+struct StepSlot {
+  HM_BUFFERS_OF_STEP(HM_MEMBER)
+
+  template <class Visitor>
+  void visit([[maybe_unused]] Visitor&& visitor) {
+    HM_BUFFERS_OF_STEP(HM_VISIT)
+  }
+};
+
+/// Buffers of one microbatch on one device.
+struct MicrobatchSlot {
+  HM_BUFFERS_OF_MICROBATCH(HM_MEMBER)
+
+  template <class Visitor>
+  void visit(Visitor&& visitor) {
+    HM_BUFFERS_OF_MICROBATCH(HM_VISIT)
+  }
+};
+
 /// Buffers of one chunk of one layer and microbatch on one device. Vectors over owners or sources follow the
 /// order of the owners (ascending) and of the shares row.
 struct ChunkSlot {
+  HM_BUFFERS_OF_CHUNK(HM_MEMBER)
   RoutedCopies routed;           // kRouting
   ExchangeLoad load;             // counts of this exchange, known everywhere after dispatch.F
   std::vector<i64> offsets;      // of an owner: [slots + 1] copies of each slot, known then
@@ -28,9 +65,6 @@ struct ChunkSlot {
   CopyGroups groups;             // kRows
   std::unique_ptr<ExpertsSaved> saved, guests_saved;  // kSavedExperts
   std::unique_ptr<ExpertsLeft> left, guests_left;     // kLeftExperts
-  at::Tensor out;                                     // kOut
-  std::vector<at::Tensor> returned;                   // kReturned, as RoutedCopies::tokens_back()
-  at::Tensor d_out;                                   // kDOut
   at::Tensor d_rows, d_weights;                       // kDRows
   std::vector<at::Tensor> d_send;                     // kDSend, as RoutedCopies::tokens_back()
   std::vector<at::Tensor> d_send_weights;             // kDSend, by owner
@@ -39,6 +73,17 @@ struct ChunkSlot {
   // that were passed on each owner of the node has got (kLoad).
   std::array<std::vector<std::vector<at::Tensor>>, 4> passing;
   std::vector<std::vector<at::Tensor>> picks;
+
+  template <class Visitor>
+  void visit(Visitor&& visitor) {
+    HM_BUFFERS_OF_CHUNK(HM_VISIT)
+    visitor(Buffer::kLoad, picks);  // the counts are small, and read after the step
+    visitor(Buffer::kRows, rows, weights, groups);
+    visitor(Buffer::kSavedExperts, saved, guests_saved);
+    visitor(Buffer::kLeftExperts, left, guests_left);
+    visitor(Buffer::kDRows, d_rows, d_weights);
+    visitor(Buffer::kDSend, d_send, d_send_weights);
+  }
 };
 
 /// Tensors that the devices of a team hold between the ops of an attention part.
@@ -55,14 +100,10 @@ struct TeamSlot {
 
 /// Buffers of one layer (-1 the embedding, num_layers the head) and microbatch on one device.
 struct LayerSlot {
-  at::Tensor hidden;  // kHidden
-  at::Tensor away;    // its shape (a meta tensor) while it is on the host
+  HM_BUFFERS_OF_LAYER(HM_MEMBER)
+  at::Tensor away;  // shape of kHidden (a meta tensor) while it is on the host
   TeamSlot team;
-  at::Tensor attended, d_attended;  // kAttended, kDAttended: [own tokens, all heads * width]
-  at::Tensor d_input;               // kDInput
-  at::Tensor residual;              // kResidual
-  at::Tensor send;                  // kSend
-  at::Tensor topk, weights;         // kRouting
+  at::Tensor topk, weights;  // kRouting
   // kRouting where results go to the next layer (ops/next_routing.h): owner of each choice, -1 = none; at a
   // source also the rows of its segments, int32 [chunks * segments * owners].
   at::Tensor owner_TK, next_CSO;
@@ -71,22 +112,41 @@ struct LayerSlot {
   std::unique_ptr<DecidedSplit> tally;    // kTally
   ExpertSlab guests;                      // kGuest: experts that are lent to this device, without gradients
   std::vector<at::Tensor> guest_grads;    // kGuestGrad: of gate_up and down
-  at::Tensor move_out;                    // kMoveOut
-  at::Tensor d_hidden;                    // kDHidden
-  at::Tensor d_move;                      // kDMove
   std::vector<ChunkSlot> chunks;
+
+  /// Without what the chunks name themselves.
+  template <class Visitor>
+  void visit(Visitor&& visitor) {
+    HM_BUFFERS_OF_LAYER(HM_VISIT)
+    visitor(Buffer::kQkv, team.qkv);
+    visitor(Buffer::kSavedProjection, team.projection);
+    visitor(Buffer::kHeads, team.heads);
+    visitor(Buffer::kSavedScores, team.scores);
+    visitor(Buffer::kContext, team.context);
+    visitor(Buffer::kDContext, team.d_context);
+    visitor(Buffer::kDHeads, team.d_heads);
+    visitor(Buffer::kDQkv, team.d_qkv);
+    visitor(Buffer::kRouting, topk, weights, owner_TK, next_CSO);
+    for (ChunkSlot& chunk : chunks) visitor(Buffer::kRouting, chunk.routed);
+    visitor(Buffer::kSavedAttention, graph);
+    visitor(Buffer::kLeftAttention, left);
+    visitor(Buffer::kTally, tally);
+    visitor(Buffer::kGuest, guests);
+    visitor(Buffer::kGuestGrad, guest_grads);
+  }
 };
 
 /// Activations of a device that wait on its host (kHostHidden).
 struct SavedSlot {
+  HM_BUFFERS_OF_PIECE(HM_MEMBER)
   std::vector<at::Tensor> tensors;
   ExchangeLoad load;  // of rows: the counts of their exchange
-};
 
-/// Buffers of one microbatch on one device.
-struct MicrobatchSlot {
-  at::Tensor counts;   // kCounts: int64 [sequences of the microbatch, parts of the loss, experts]
-  at::Tensor balance;  // kBalance: [sequences of the microbatch, parts of the loss, experts]
+  template <class Visitor>
+  void visit(Visitor&& visitor) {
+    HM_BUFFERS_OF_PIECE(HM_VISIT)
+    visitor(Buffer::kHostHidden, tensors);
+  }
 };
 
 /// All buffers of a step on one device, preallocated as empty slots: lanes touch different slots and need no
@@ -105,20 +165,33 @@ class Slots {
   SavedSlot& saved(i32 l, i32 microbatch, i32 piece) {
     return saved_[static_cast<std::size_t>((l * num_microbatches_ + microbatch) * num_saved_ + piece)];
   }
+  StepSlot& step() { return step_; }
   MicrobatchSlot& microbatch(i32 m) { return microbatches_[static_cast<std::size_t>(m)]; }
 
   /// Takes one buffer of the access table out of its place. The result holds its memory.
   Released take(const BufferKey& key);
   /// Names of the buffers that still hold tensors; empty after a clean step.
-  std::vector<std::string> held() const;
+  std::vector<std::string> held();
   /// Drops everything (after an error).
   void clear();
 
  private:
   i32 num_layers_, num_microbatches_, num_saved_;
+  StepSlot step_;
   std::vector<LayerSlot> layers_;
   std::vector<MicrobatchSlot> microbatches_;
   std::vector<SavedSlot> saved_;
 };
+
+#undef HM_MEMBER
+#undef HM_MEMBER_kNothing
+#undef HM_MEMBER_kTensor
+#undef HM_MEMBER_kTensors
+#undef HM_MEMBER_kOther
+#undef HM_VISIT
+#undef HM_VISIT_kNothing
+#undef HM_VISIT_kTensor
+#undef HM_VISIT_kTensors
+#undef HM_VISIT_kOther
 
 }  // namespace hetermoe

@@ -159,67 +159,38 @@ Bytes guest_gradients(BufferSizes& s, const Key& k, PlaceId place) {
 
 }  // namespace
 
-constexpr auto kSaved = CountsAs::kSaved;
-constexpr auto kFlies = CountsAs::kInFlight;
-constexpr auto kStep = Lifetime::kStep;
-
+#define HM_ROW(key, buffer, name, holds, lifetime, counts_as, size, what) \
+  {Buffer::buffer, #name, KeyShape::key, Holds::holds, Lifetime::lifetime, CountsAs::counts_as, size, what},
+#define HM_OF_STEP(...) HM_ROW(kOfStep, __VA_ARGS__)
+#define HM_OF_MICROBATCH(...) HM_ROW(kOfMicrobatch, __VA_ARGS__)
+#define HM_OF_LAYER(...) HM_ROW(kOfLayer, __VA_ARGS__)
+#define HM_OF_CHUNK(...) HM_ROW(kOfChunk, __VA_ARGS__)
+#define HM_OF_PIECE(...) HM_ROW(kOfPiece, __VA_ARGS__)
+#define HM_OF_STATE(...) HM_ROW(kOfState, __VA_ARGS__)
+#define HM_OF_SLOT(...) HM_ROW(kOfSlot, __VA_ARGS__)
+#define HM_OF_TURN(...) HM_ROW(kOfTurn, __VA_ARGS__)
+// clang-format off
 constexpr std::array<BufferRow, kNumBuffers> kBufferRows = {{
-    {Buffer::kHidden, "hidden", KeyShape::kOfLayer, kStep, kSaved, rows_of_tokens},
-    {Buffer::kQkv, "qkv", KeyShape::kOfLayer, kStep, kFlies, qkv},
-    {Buffer::kSavedProjection, "saved_projection", KeyShape::kOfLayer, kStep, kSaved, saved_projection},
-    {Buffer::kHeads, "heads", KeyShape::kOfLayer, kStep, kFlies, heads},
-    {Buffer::kSavedScores, "saved_scores", KeyShape::kOfLayer, kStep, kSaved, saved_scores},
-    {Buffer::kContext, "context", KeyShape::kOfLayer, kStep, kFlies, context},
-    {Buffer::kAttended, "attended", KeyShape::kOfLayer, kStep, kSaved, attended},
-    {Buffer::kDAttended, "d_attended", KeyShape::kOfLayer, kStep, kFlies, attended},
-    {Buffer::kDContext, "d_context", KeyShape::kOfLayer, kStep, kFlies, context},
-    {Buffer::kDHeads, "d_heads", KeyShape::kOfLayer, kStep, kFlies, heads},
-    {Buffer::kDQkv, "d_qkv", KeyShape::kOfLayer, kStep, kFlies, qkv},
-    {Buffer::kDInput, "d_input", KeyShape::kOfLayer, kStep, kFlies, rows_of_tokens},
-    {Buffer::kResidual, "residual", KeyShape::kOfLayer, kStep, kFlies, residual},
-    {Buffer::kSend, "send", KeyShape::kOfLayer, kStep, kFlies, send},
-    {Buffer::kRouting, "routing", KeyShape::kOfLayer, kStep, kSaved, routing},
-    {Buffer::kSavedAttention, "saved_attention", KeyShape::kOfLayer, kStep, kSaved, saved_attention},
-    {Buffer::kLeftAttention, "left_attention", KeyShape::kOfLayer, kStep, kSaved, left_attention},
-    {Buffer::kLoad, "load", KeyShape::kOfChunk, kStep, kFlies, load},
-    {Buffer::kRows, "rows", KeyShape::kOfChunk, kStep, kSaved, received},
-    {Buffer::kSavedExperts, "saved_experts", KeyShape::kOfChunk, kStep, kSaved, saved_experts},
-    {Buffer::kLeftExperts, "left_experts", KeyShape::kOfChunk, kStep, kSaved, left_experts},
-    {Buffer::kOut, "out", KeyShape::kOfChunk, kStep, kFlies, owner_rows},
-    {Buffer::kReturned, "returned", KeyShape::kOfChunk, kStep, kFlies, returned},
-    {Buffer::kMoveOut, "move_out", KeyShape::kOfLayer, kStep, kFlies, move_out},
-    {Buffer::kDHidden, "d_hidden", KeyShape::kOfLayer, kStep, kFlies, rows_of_tokens},
-    {Buffer::kDOut, "d_out", KeyShape::kOfChunk, kStep, kFlies, owner_rows},
-    {Buffer::kDRows, "d_rows", KeyShape::kOfChunk, kStep, kFlies, owner_gradients},
-    {Buffer::kDSend, "d_send", KeyShape::kOfChunk, kStep, kFlies, source_gradients},
-    {Buffer::kDMove, "d_move", KeyShape::kOfLayer, kStep, kFlies, rows_of_tokens},
-    {Buffer::kCounts, "counts", KeyShape::kOfMicrobatch, kStep, kFlies, counts},
-    {Buffer::kBalance, "balance", KeyShape::kOfMicrobatch, kStep, kFlies, balance},
-    {Buffer::kGrad, "grad", KeyShape::kOfState, Lifetime::kSteps, CountsAs::kGradients, visiting_gradients},
-    {Buffer::kNorm, "norm", KeyShape::kOfStep},
-    {Buffer::kFigures, "figures", KeyShape::kOfStep},
-    {Buffer::kParams, "params", KeyShape::kOfState, Lifetime::kAlways},
-    {Buffer::kPublished, "published", KeyShape::kOfState, Lifetime::kAlways},
-    {Buffer::kTaken, "taken", KeyShape::kOfState, Lifetime::kSteps},
-    {Buffer::kWeights, "weights", KeyShape::kOfState, Lifetime::kSteps, CountsAs::kWeights, visiting_weights},
-    {Buffer::kSlot, "slot", KeyShape::kOfSlot, Lifetime::kSteps},
-    {Buffer::kHostHidden, "host_hidden", KeyShape::kOfPiece, kStep, kSaved, on_host},
-    {Buffer::kTally, "tally", KeyShape::kOfLayer},
-    {Buffer::kGuest, "guest", KeyShape::kOfLayer, kStep, CountsAs::kWeights, guest},
-    {Buffer::kGuestTurn, "guest_turn", KeyShape::kOfTurn},
-    {Buffer::kGuestGrad, "guest_grad", KeyShape::kOfLayer, kStep, CountsAs::kGradients, guest_gradients},
+    HM_BUFFERS_OF_STEP(HM_OF_STEP)
+    HM_BUFFERS_OF_MICROBATCH(HM_OF_MICROBATCH)
+    HM_BUFFERS_OF_LAYER(HM_OF_LAYER)
+    HM_BUFFERS_OF_CHUNK(HM_OF_CHUNK)
+    HM_BUFFERS_OF_PIECE(HM_OF_PIECE)
+    HM_BUFFERS_OF_STATE(HM_OF_STATE)
+    HM_BUFFERS_OF_SLOT(HM_OF_SLOT)
+    HM_BUFFERS_OF_TURN(HM_OF_TURN)
 }};
+// clang-format on
 
 namespace {
 
-/// A row that is missing leaves one without a name at the end.
 constexpr bool in_order() {
   for (std::size_t i = 0; i < kBufferRows.size(); ++i) {
-    if (idx(kBufferRows[i].buffer) != i || kBufferRows[i].name == nullptr) return false;
+    if (idx(kBufferRows[i].buffer) != i) return false;
   }
   return true;
 }
-static_assert(in_order(), "kBufferRows has a row for each Buffer, in their order");
+static_assert(in_order(), "kBufferRows has the lists in another order than HM_BUFFERS");
 
 }  // namespace
 

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "hetermoe/ops/buffer_list.h"
 #include "hetermoe/ops/op_row.h"
 #include "hetermoe/placement/placement.h"
 
@@ -11,52 +12,9 @@
 namespace hetermoe {
 
 enum class Buffer : std::uint8_t {
-  kHidden,  ///< input of a layer (of the head: layer = num_layers); the saved input that backward starts from
-  // In a team, between the ops that its attention part is cut into:
-  kQkv,              ///< queries, keys and values of own tokens
-  kSavedProjection,  ///< activations up to these
-  kHeads,            ///< queries, keys and values of own heads, of all tokens of the team
-  kSavedScores,      ///< those, and what the attention kernel made of them
-  kContext,          ///< output of the attention kernel, of own heads
-  kAttended,         ///< of own tokens, all heads; backward starts from it, too
-  kDAttended,        ///< its gradient
-  kDContext,         ///< the same on the devices of the heads
-  kDHeads,           ///< gradients of queries, keys and values, by heads
-  kDQkv,             ///< the same by tokens
-  kDInput,           ///< gradient of the layer's input, of all that comes after the attention kernel
-  kResidual,         ///< residual stream after the attention part, until the expert rows are added
-  kSend,             ///< normed rows that dispatch sends
-  kRouting,          ///< top-k choice and weights, kept until attention.B
-  kSavedAttention,   ///< activations of the attention part (recompute off, or made by attention.R)
-  kLeftAttention,    ///< what attention.B leaves for attention.W: inputs of products, gradients of results
-  kLoad,  ///< counts of an exchange: dispatch.F tells all participants, the other transfers reuse them
-  kRows,  ///< received rows and routing weights on an expert owner; the saved input of experts.B
-  kSavedExperts,  ///< activations of the experts (recompute off, or made by experts.R)
-  kLeftExperts,   ///< what experts.B leaves for experts.W: gradients of gate and up, inner activations
-  kOut,           ///< weighted rows an owner returns
-  kReturned,      ///< rows that came back to the attention device
-  kMoveOut,       ///< merged rows before a move
-  kDHidden,       ///< gradient of a layer's output (layer -1: of the embedding), on the attention devices
-  kDOut,          ///< gradient rows on an owner
-  kDRows,         ///< gradients of rows and routing weights that an owner returns
-  kDSend,         ///< those gradients back on the attention device
-  kDMove,         ///< gradient rows before a backward move
-  kCounts,        ///< expert counts of a microbatch
-  kBalance,       ///< gradient of the load-balancing loss
-  kGrad,          ///< gradient of a state
-  kNorm,          ///< global gradient norm
-  kFigures,       ///< losses that a device tells in norm
-  kParams,        ///< parameters of a state
-  kPublished,     ///< of a state that is updated a step late: the parameters that devices fetch
-  kTaken,         ///< of such a state, and of gathered ones: summed gradients, until the update
-  kWeights,       ///< parameters of a state that visit the device, or are gathered there
-  kSlot,          ///< the place of a visit
-  kHostHidden,    ///< hidden or rows on a host
-  kTally,         ///< who computes how many copies of an exchange, on its sources, and on its owners where
-                  ///< they lend experts
-  kGuest,         ///< weights of experts that are lent to an owner for an exchange
-  kGuestTurn,     ///< the right to have guests
-  kGuestGrad      ///< gradients of these experts
+#define HM_BUFFER(buffer, ...) buffer,
+  HM_BUFFERS(HM_BUFFER)
+#undef HM_BUFFER
 };
 inline constexpr i32 kNumBuffers = kEnumCount<Buffer>;
 
@@ -79,6 +37,14 @@ enum class Lifetime : std::uint8_t {
   kAlways  ///< likewise, and it is there before the step and after it: reading needs no writer
 };
 
+/// In its slot of the executor (exec/slots.h).
+enum class Holds : std::uint8_t {
+  kNothing,  ///< it carries no data, or its data is elsewhere: in the store of a place, in a message
+  kTensor,   ///< one, in a member of the buffer's name
+  kTensors,  ///< likewise several
+  kOther     ///< members that the slot names in visit()
+};
+
 /// As what memory it counts.
 enum class CountsAs : std::uint8_t { kInFlight, kSaved, kWeights, kGradients };
 
@@ -97,10 +63,12 @@ struct BufferRow {
   Buffer buffer;
   const char* name;  ///< in texts
   KeyShape key;
-  Lifetime lifetime = Lifetime::kStep;
-  CountsAs counts_as = CountsAs::kInFlight;
+  Holds holds;
+  Lifetime lifetime;
+  CountsAs counts_as;
   /// On a device; see BufferSizes. Null = a few numbers, a right to a place, or part of a state.
-  Bytes (*size)(BufferSizes& sizes, const BufferKey& key, PlaceId place) = nullptr;
+  Bytes (*size)(BufferSizes& sizes, const BufferKey& key, PlaceId place);
+  const char* what;  ///< in a few words
 };
 extern const std::array<BufferRow, kNumBuffers> kBufferRows;  ///< in the order of Buffer
 inline const BufferRow& row_of(Buffer buffer) { return kBufferRows[static_cast<std::size_t>(buffer)]; }

@@ -55,6 +55,9 @@ TEST(Balancers, AreFoundByNameWithEitherDash) {
   EXPECT_TRUE(error_of<ConfigError>([] { find_balancer("evem"); }).find("\"even\"") != std::string::npos);
 }
 
+// Claim (Balancers.PartsOfRelibraCanBeLeftOut, Locality.Samples*, RelibraRun.*, Mpi.ProbedRuns*): each part
+// of `relibra` can be left out; sequences that change sources leave every exchange its copies and keep more
+// of them in their node; losses, and the bits of resumed and repeated runs, are those of a run without
 TEST(Balancers, PartsOfRelibraCanBeLeftOut) {
   const BalancerChoice all = balancer_choice("relibra");
   EXPECT_EQ(all.balancer, &find_balancer("relibra"));

@@ -49,6 +49,8 @@ const Weights kReadme = {90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86};
 const Weights kNoTies = {211, 97, 353, 41, 163, 29, 479, 71, 137, 523, 61, 307, 19, 113, 251, 401};
 const Weights kAlike(8, 1.0);
 
+// Claim (Eplb.*): `eplb` places as DeepSeek's published balancer does, element for element; on equal devices
+// weighing by rate is the same on 10,000 instances
 TEST(Eplb, PlacesTheExampleOfItsAuthors) {
   const Slots got = cut(eplb_slots(kReadme, {.slots = 16, .groups = 4, .nodes = 2, .devices = 8}), 8);
   EXPECT_EQ(got, (Slots{{5, 6}, {5, 7}, {8, 4}, {3, 4}, {10, 9}, {10, 2}, {0, 1}, {11, 1}}));

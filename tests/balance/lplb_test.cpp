@@ -62,6 +62,8 @@ BalanceInput input_of(i64 devices, std::vector<double> load, i64 replicas, const
   return input;
 }
 
+// Claim (Lplb.*, Reorder.*, TraceBalance.MadeTraces*): `lplb` balances its own test loads, `relibra` reaches
+// the best owners of small instances, made traces give an independent prototype's figures
 TEST(Lplb, CopiesTheBusiestExpertsAndRefusesOtherNumbers) {
   const std::vector<double> load = {40, 10, 20, 10, 5, 5, 6, 4};
   const LayerOwners owners = find_balancer("lplb").place(input_of(4, load, 4, "ring"))[0];

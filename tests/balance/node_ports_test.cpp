@@ -86,6 +86,9 @@ void expect_prices(const PortCase& c, const std::vector<Phase>& phases) {
   EXPECT_NEAR(tokens, 1, 1e-12);
 }
 
+// Claim (NodePorts.*, Reorder.CountsTheBusiestPort*, Reorder.ReachesTheBestOfAllOwnersWithPorts): reordering
+// counts the busiest port, at the cost model's price, and reaches the best owners of small instances with
+// ports
 TEST(NodePorts, AreWhatTheCostModelHasForEvenRouting) {
   expect_prices(PortCase(load_cluster("o1")), {Phase::kForward, Phase::kBackward});
   expect_prices(PortCase(load_cluster("h100-v100")), {Phase::kForward, Phase::kBackward});

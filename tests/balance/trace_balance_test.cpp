@@ -83,6 +83,7 @@ TEST(TraceBalance, CopiesAreOwnersAndNeedMemory) {
 }
 
 /// By speed alone the fast devices would have most of the experts.
+// Claim: owners go by the room that memory leaves
 TEST(TraceBalance, OwnersGoByTheRoomThatMemoryLeaves) {
   Case c;
   for (const DeviceId old : {2, 3}) c.cluster.devices[static_cast<std::size_t>(old)].speed = 0.05;
@@ -236,6 +237,8 @@ TEST(TraceBalance, GuestsBringEveryExchangeNearTheBoundOfItsNode) {
 }
 
 /// The guard's promise: what a balancer chose is taken only where the simulated step gains by it.
+// Claim: with the guard no balancer lengthens the simulated step, on even, skewed and drifting routing, as
+// the tables of `compare --balancers` say
 TEST(TraceBalance, NoBalancerCostsAStepThatItDoesNotShorten) {
   const Case c;
   const TraceBalance balance = c.balance();
@@ -298,6 +301,8 @@ TEST(TraceBalance, ForeseenGuestsPayForTheirWay) {
   EXPECT_GT(free.step, 1.3 * none);
 }
 
+// Claim (TraceBalance.WhatMovesIsWeighedAndPriced, TraceBalance.WhatGuestsCarryIsWeighed): what moves between
+// steps and what guests carry is counted to the byte
 TEST(TraceBalance, WhatMovesIsWeighedAndPriced) {
   const Case c;
   const TraceBalance balance = c.balance();

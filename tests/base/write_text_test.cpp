@@ -11,6 +11,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Claim (WriteText.*, OutputPlace.*, OutputFile.*): results go where their path points, which is tested
+// before the work
 TEST(WriteText, ReplacesAFileAndMakesFolders) {
   const WorkFolder folder;
   write_text(folder / "a/b.txt", "old");

@@ -34,6 +34,8 @@ class BadInput : public ::testing::Test {
   WorkFolder folder;
 };
 
+// Claim (BadInput.*): bad input: one clear error, non-zero exit, nothing half-written; [more of
+// it](#bad-input)
 TEST_F(BadInput, UnknownCommand) {
   const ProgramResult result = run_hetermoe({"trian"});
   EXPECT_EQ(result.code, 2);

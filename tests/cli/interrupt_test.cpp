@@ -18,6 +18,7 @@ bool catches(pid_t process, int signal) {
   return (std::stoull(mask, nullptr, 16) >> (signal - 1) & 1) != 0;
 }
 
+// Claim (Interrupted.*): a run that was ended says so by its exit code, which `launch` passes on
 TEST(Interrupted, CtrlCWhileTheJobIsReadIsToldInALine) {
   const WorkFolder folder;
   const std::string pipe = folder / "job";  // never has a word

@@ -90,6 +90,8 @@ std::string fake_mpirun(const WorkFolder& folder, const std::string& then) {
   return path;
 }
 
+// Claim (LaunchHostfile.*, mpi.replan): a hostfile starts its number of processes on every host; slots of
+// ranks that vanished are used no more
 TEST(LaunchHostfile, EveryHostGetsItsNumberOfProcesses) {
   const WorkFolder folder;
   const std::string hosts =

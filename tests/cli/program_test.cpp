@@ -232,6 +232,7 @@ TEST(Options, AJobFileMayStandAnywhere) {
   }
 }
 
+// Claim: `docs/options.md` is what the program prints
 TEST(Options, TheirPageIsUpToDate) {
   const ProgramResult result = run_hetermoe({"options", "--markdown"});
   EXPECT_EQ(read_text(HM_SOURCE_DIR "/docs/options.md"), result.out)

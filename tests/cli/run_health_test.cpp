@@ -76,6 +76,7 @@ TEST(Output, AFolderThatIsMovedUnderARunIsMissedAtItsEnd) {
   EXPECT_TRUE(std::filesystem::exists(folder / "moved/metrics.jsonl"));
 }
 
+// Claim (VerifyStep.*): a step is repeated from its checkpoint to the bit, and another last bit is seen
 TEST(VerifyStep, AStepIsRepeatedToTheBitFromItsCheckpoint) {
   const WorkFolder folder;
   ASSERT_EQ(train(folder).code, 0);

@@ -30,6 +30,8 @@ void wait_for(const F& said, const std::string& text) {
   ASSERT_TRUE(contains(said(), text)) << said();
 }
 
+// Claim (Resume.*): what a run takes from an earlier one, and what is not as it was, is said before its first
+// step; with every checkpoint damaged it stops
 TEST(Resume, IsAnnouncedBeforeTheFirstStepWithAllThatIsNotAsItWas) {
   const WorkFolder folder;
   ASSERT_EQ(run_hetermoe(short_train(folder)).code, 0);
@@ -316,6 +318,7 @@ TEST(OutputFile, IsTestedBeforeTheWorkAndAFullDiskIsNoWrongUse) {
 
 // ---- numbers that cannot be ----
 
+// Claim (Flags.*): flags take no number that cannot be meant
 TEST(Flags, NumbersOutOfTheirRangeAreRefused) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
       {{"plan", "--tokens", "-1"}, "[--tokens] out of range: got -1, expected >= 1"},

@@ -38,6 +38,8 @@ std::string job_file(const WorkFolder& folder) {
   return folder.file("job.json", job.dump());
 }
 
+// Claim (UpcycleCommand.TheLoss*): the loss right after growth is as predicted on the source, to 1e-10: every
+// mode, partly filled instances, uneven copies, groups that count twins twice
 TEST(UpcycleCommand, TheLossRightAfterIsAsPredicted) {
   const WorkFolder folder;
   const std::string job = job_file(folder);

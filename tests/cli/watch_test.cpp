@@ -118,6 +118,7 @@ std::string shown(const std::string& address) {
       .out;
 }
 
+// Claim: the live page shows a run that goes on, in a browser (skipped without Chromium)
 TEST(Watch, ABrowserShowsARunThatGoesOn) {
   if (browser().empty()) GTEST_SKIP() << "this machine has no Chromium";
   const WorkFolder folder;

@@ -290,6 +290,7 @@ Outcome run_with_other_owners(Session& session) {
 }
 
 /// A plan without moves between devices has no queue for them, which a change of owners needs.
+// Claim: over NCCL experts move on queues of the run, and the step after it has the bits of one process
 TEST(Nccl, OwnersThatABalancerChangesMoveOnQueuesOfTheRun) {
   const Deadline deadline(std::chrono::seconds(120));
   const ModelConfig model = load_model("tiny");

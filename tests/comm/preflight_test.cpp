@@ -64,6 +64,8 @@ std::vector<std::string> names_of(i32 num_devices) {
   return names;
 }
 
+// Claim (Preflight.*, Mpi.APair*): a pair of devices that is delayed or hears nothing is named, and the
+// others are measured; over processes, too
 TEST(Preflight, EveryPairIsMeasuredOnce) {
   for (const i32 num_devices : {1, 2, 3, 4, 5, 8}) {
     const std::vector<PairTimes> pairs = measure(num_devices, BadPair::Kind::kNone);

@@ -153,6 +153,7 @@ TEST(StoreAddress, WrongVariablesAreNamed) {
 
 // ---- gather ----
 
+// Claim (StoreJob.*): a process that dies or stands still ends all others, who name it, within the time set
 TEST(StoreJob, RanksGatherInOrderAgainAndAgain) {
   Ranks ranks(4);
   for (int r = 0; r < 4; ++r)

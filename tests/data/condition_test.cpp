@@ -24,6 +24,8 @@ Batch under(TextCondition condition, i64 first = 0) {
   return batch;
 }
 
+// Claim (Condition.*): the six conditions change tokens as they say, by draws that batches and machines do
+// not change
 TEST(Condition, TextStaysAsItIs) {
   EXPECT_EQ(under(TextCondition::kText).tokens, text().tokens);
   EXPECT_EQ(under(TextCondition::kHeldout).targets, text().targets);

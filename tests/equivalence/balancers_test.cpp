@@ -132,6 +132,9 @@ void try_balancer(const std::string& name, Knows knows, Seen& seen) {
   }
 }
 
+// Claim (EveryBalancer.*): every row of the table of balancers, by history and by foresight, on two and three
+// device types, in one group of devices and in two, in one chunk and in three: loss and all gradients are the
+// reference's to 1e-10, and the same bits again; a new row is tested without a new line
 TEST(EveryBalancer, EqualsTheReferenceOnTwoAndThreeDeviceTypes) {
   Seen seen;
   for (const std::string& name : all_balancers()) {

@@ -64,6 +64,8 @@ void check_depth_groups(CombineTo combine_to) {
   }
 }
 
+// Claim: depth groups give the gradients of the reference: one to three groups, unequal ones, head on either
+// role
 TEST(DepthGroups, GiveTheGradientsOfTheReference) { check_depth_groups(CombineTo::kSource); }
 TEST(DepthGroups, GiveTheGradientsOfTheReferenceWhereResultsGoToTheNextLayer) {
   check_depth_groups(CombineTo::kNext);

@@ -8,6 +8,10 @@
 namespace hetermoe::testing {
 namespace {
 
+// Claim (Guests.*, Mutation.*Guests*, NthCall.EveryFaultOfEveryLendAndSettle*): experts that are lent: the
+// reference's loss and gradients for random plans with replicas, groups, chunks and three device types, by
+// told and by foreseen counts; wrong weights and lost gradients are found; every fault of every `lend` and
+// `settle` ends with one error or the same result
 TEST(Guests, RandomPlansEqualTheReference) {
   i64 runs = 0, guests = 0, with_guests = 0, groups = 0, replicas = 0, weights_after = 0;
   for (u64 seed = 1; runs < case_count(30, 80); ++seed) {

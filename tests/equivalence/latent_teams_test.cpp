@@ -60,6 +60,8 @@ Case make_case(const ModelConfig& model, const std::vector<Part>& parts, i64 mic
 }
 
 /// With and without a latent of queries (v3, v2); all ways to recompute.
+// Claim (LatentTeams.*): teams that send latents give the gradients of the reference, also with documents,
+// adapters, and weights on hosts
 TEST(LatentTeams, GiveTheGradientsOfTheReference) {
   i32 i = 0;
   const ModelConfig models[] = {narrow_model("tiny-deepseek-v2"), narrow_model("tiny-deepseek-v3")};

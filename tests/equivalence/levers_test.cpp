@@ -134,6 +134,9 @@ void expect_equal_bits(const ModelConfig& model, const Cluster& cluster, const N
   }
 }
 
+// Claim (Levers.ChangeNoBit*, Levers.StepsOfRandomPlansAreHardlyEverLonger, OneLayer.*): recomputing ahead
+// and gradients of weights after those of inputs change no bit of losses, gradients and trained weights; nor
+// do they make steps longer, but for anomalies
 TEST(Levers, ChangeNoBit) {
   const Cluster cluster = make_cluster(4);
   const std::array dtypes = {Dtype::kFp64, Dtype::kFp32, Dtype::kBf16};

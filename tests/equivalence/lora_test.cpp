@@ -79,6 +79,8 @@ TEST_P(Adapters, MoveAlikeUnderEveryStrategyAndNothingElseMoves) {
   }
 }
 
+// Claim (Adapters.TakeMemoryAsIsPredictedToTheByte, AdapterMemory.*): adapters take what is predicted: states
+// to the byte, the peak of a step within 5 % (4.1 % at worst)
 TEST_P(Adapters, TakeMemoryAsIsPredictedToTheByte) {
   for (const Patterns& patterns : choices()) {
     const StepOptions step = with_lora(model, patterns);

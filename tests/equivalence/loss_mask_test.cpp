@@ -37,6 +37,8 @@ ReferenceResult expect_reference(const ModelConfig& model, const Cluster& cluste
   return expected;
 }
 
+// Claim (LossMask.*, Conversations.*, Mpi.Conversations*): loss of answers alone: the mean over the counted
+// targets of the step, where microbatches, devices and groups have few or none
 TEST(LossMask, EqualsTheReferenceUnderEveryStrategy) {
   const Cluster cluster = make_cluster(4, 3);
   for (const char* name : {"tiny", "tiny-qwen3", "tiny-deepseek-v2"}) {

@@ -369,6 +369,9 @@ Scene team_scene() {
 
 /// Queries, keys and values forth, again for backward, and their gradients; the kernel's output and its
 /// gradient.
+// Claim (Mutations.WhatTravelsInsideATeamIsCaught, Mutations.LatentsInsideATeamAreCaught,
+// Mutations.ADeviceWithoutHeads*): what travels inside a team, and a device without heads that is left out,
+// are caught
 TEST(Mutations, WhatTravelsInsideATeamIsCaught) {
   const Scene s = team_scene();
   ASSERT_LE(run(s, {}).error, kTolerance);

@@ -63,6 +63,9 @@ void expect_no_difference(const TrainedOffloaded& expected, const TrainedOffload
 
 class Offloaded : public ::testing::TestWithParam<const char*> {};
 
+// Claim (Offloaded.*, OffloadedBits.*): masters and moments on hosts change no bit of losses, norms,
+// gradients and weights; weights on hosts change rounding alone, and nothing where a layer comes once
+// backward; with 1, 2, 3 slots, with `ahead` and phase W
 TEST_P(Offloaded, OptimizerOnTheHostChangesNoBit) {
   const ModelConfig model = load_model(GetParam());
   const Cluster cluster = with_hosts(load_cluster("demo"));

@@ -11,6 +11,9 @@
 namespace hetermoe::testing {
 namespace {
 
+// Claim (Tally.*, NthCall.EveryFaultOfEveryTally*): copies divided by a tally in the step: the reference's
+// loss and gradients for random plans with replicas, groups, chunks and three device types; wrong counts are
+// refused by name; every fault of every tally ends with one error or the same result
 TEST(Tally, RandomPlansEqualTheReference) {
   i64 runs = 0, tallied = 0, replicas = 0, groups = 0;
   for (u64 seed = 1; runs < case_count(25, 60); ++seed) {
@@ -40,6 +43,8 @@ Plan lplb_plan(const ModelConfig& model, const Cluster& cluster) {
 }
 
 /// Every device knows the choices: nothing is told, and the numbers are to the bit those with a tally.
+// Claim (Tally.IsNotNeeded*, Tally.ADispatchOfOtherCounts*, StepBalancer.WhereChoicesAreReplayed*): counts
+// that are foreseen need no tally: the same bits, fewer bytes; a dispatch with others is refused
 TEST(Tally, IsNotNeededWhereChoicesAreReplayed) {
   i64 runs = 0, replicas = 0;
   for (u64 seed = 1; runs < case_count(15, 40); ++seed) {

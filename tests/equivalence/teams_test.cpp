@@ -32,6 +32,9 @@ const char* const kModels[] = {"tiny",        "tiny-qwen3",       "tiny-olmoe", 
 /// Even and uneven teams of 1 to 4, devices without tokens or without heads, query heads of one key-value
 /// head on several devices, a sequence that ends inside a device's tokens; all ways to recompute; one and
 /// several microbatches.
+// Claim (Teams.*, RandomPlans.*): teams give the gradients of the reference: any parts of tokens and heads,
+// none of either, shared key-value heads, latent attention, all ways to recompute; a quarter of all random
+// plans has some
 TEST(Teams, GiveTheGradientsOfTheReference) {
   std::size_t i = 0;
   for (const char* name : kModels) {

@@ -100,6 +100,8 @@ StrategyRequest clock_request() {
   return request;
 }
 
+// Claim (VirtualClock.*): executed timeline under the virtual clock = simulated timeline, op by op, where
+// nothing contends
 TEST(VirtualClock, EqualsTheSimulationForEveryStrategy) {
   int num_expected = 0, runs = 0;
   for (const ModelConfig& model : {tiny_mixtral(), tiny_deepseek_v3()}) {

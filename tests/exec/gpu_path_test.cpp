@@ -46,6 +46,8 @@ void expect_reference(const Scene& s, const std::string& name, u64 seed) {
     EXPECT_TRUE(at::equal(grad, streamed.gradients.at(parameter))) << name << " " << parameter;
 }
 
+// Claim (GpuPath.*): on a GPU the host waits for sizes of dispatch and numbers of the norm alone; a step of
+// olmoe4 stays within its launches
 TEST(GpuPath, EqualsTheReferenceAndDelaysChangeNoBit) {
   const kernels::HostKernels on;
   for (const char* strategy : {"zebra", "ep-overlap", "dist-ep"}) {

@@ -51,6 +51,8 @@ Cluster flash_demo() {
   return cluster;
 }
 
+// Claim (GuestMemory.IsTheModels, ReplicaMemory.IsTheModels): guests and replicas in memory: the executor
+// holds what the model says within 2 %, and what they add is what it says within 2 %
 TEST(GuestMemory, IsTheModels) {
   const ModelConfig model = load_model("demo");
   const Cluster cluster = flash_demo();

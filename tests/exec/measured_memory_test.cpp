@@ -215,6 +215,7 @@ TEST(MeasuredMemory, SavedActivationsLeaveTheDevice) {
 }
 
 /// A model whose state is four times what a device may hold.
+// Claim (MemoryLimit.*): a model whose state is four times what a device may hold trains
 TEST(MemoryLimit, AModelWhoseStateDoesNotFitTrainsWithHosts) {
   const ModelConfig model = load_model("demo");
   const Cluster cluster = load_cluster("demo-hosts");

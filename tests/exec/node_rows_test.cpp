@@ -46,6 +46,10 @@ Sent run_rows(const Cluster& cluster, const Plan& plan, const ModelConfig& model
   return sent;
 }
 
+// Claim (RandomPlans.EqualTheReference, NodeRowsRun.*, NodeRows.*, Mpi.RowsByNodesHaveTheBitsOfOneProcess,
+// GpuPath.RowsByNodesEqualTheReference, FoldedStep.GivesTheTimesOfTheFullSchedule): a token that goes once to
+// each node: equal results, bytes as priced, expected rows of all choices, the same over processes, and as a
+// GPU takes it; wrong picks and counts are named; folded simulation is exact
 TEST(NodeRowsRun, CountedBytesArePriced) {
   const ModelConfig model = load_model("tiny-olmoe");
   const Cluster cluster = uneven_nodes();

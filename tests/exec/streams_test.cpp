@@ -35,6 +35,8 @@ void expect_equal_bits(const StreamsOutcome& a, const StreamsOutcome& b, const s
   for (const auto& [name, value] : a.values) EXPECT_TRUE(at::equal(value, b.values.at(name))) << what << name;
 }
 
+// Claim (Streams.*): events between streams are enough: delays change no bit, a wait that is dropped or a
+// buffer that is freed early does
 TEST(Streams, DelaysBetweenLaunchAndEndChangeNoBit) {
   for (const char* strategy : {"zebra", "ep-overlap", "dist-ep"}) {
     for (const Recompute recompute :

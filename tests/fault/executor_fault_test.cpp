@@ -39,6 +39,8 @@ std::string step_error(Rig& rig) {
   return error_of([&] { rig.executor().run(random_input(rig.plan(), rig.model())); });
 }
 
+// Claim (ExecutorFaults.AnOpThatThrowsOnAnyLane*, ExecutorFaults.AMessageThatIsLostAtAnyTransfer*): an op
+// that throws, a message that is lost, at every op and lane: reported once, with its place
 TEST(ExecutorFaults, AnOpThatThrowsOnAnyLaneIsReportedOnceWithItsPlace) {
   const Scene s = scene_of("zebra");
   const Schedule schedule = build_schedule(s.plan, s.model, s.step);

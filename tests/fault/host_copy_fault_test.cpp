@@ -81,6 +81,8 @@ void expect_stalls_named(const Scene& s) {
   }
 }
 
+// Claim (HostCopyFault.*): every copy between a device and its host that fails or stalls ends the step with
+// op and device
 TEST(HostCopyFault, EveryCopyThatFailsIsNamed) { expect_failures_named(offloaded_scene(), 40); }
 TEST(HostCopyFault, EveryCopyOfActivationsThatFailsIsNamed) {
   expect_failures_named(offloaded_scene({"saved"}), 16);

@@ -145,6 +145,8 @@ void add_row(Table& table, const std::string& strategy, bool checksums, Fault fa
                  "0"});
 }
 
+// Claim (NthCall.*, Mpi.NthCallFaults*): a fault at any exchange call of a step, on any device: one error
+// that names op, device, peer and cause, or the same bits; no hang; over two processes, too
 TEST(NthCall, EveryFaultOfEveryCallOfAStepEndsWithOneErrorOrTheSameResult) {
   Table table({"strategy", "checksums", "fault", "calls", "one named error", "same result", "other result",
                "nothing to alter", "hangs"});
@@ -225,6 +227,8 @@ TEST(NthCall, EveryFaultOfEveryLendAndSettleEndsWithOneErrorOrTheSameResult) {
   }
 }
 
+// Claim (NthCall.AMessageWithWrongCounts*): a message with wrong counts names op, sender, receiver, got and
+// expected
 TEST(NthCall, AMessageWithWrongCountsNamesOpSenderReceiverGotAndExpected) {
   const Deadline deadline(std::chrono::seconds(60));
   const Scene s = scene_of("zebra");
@@ -241,6 +245,8 @@ TEST(NthCall, AMessageWithWrongCountsNamesOpSenderReceiverGotAndExpected) {
   EXPECT_TRUE(has(error, "rows for device 1: got 1000, expected 0 to 4, its copies"));
 }
 
+// Claim (NonfiniteGradient.*, Nonfinite.*): a NaN gradient on one device keeps all from updating; a skipped
+// step leaves weights and moments as they were, and a resumed run has the same bits
 TEST(NonfiniteGradient, OfOneDeviceKeepsEveryDeviceFromUpdating) {
   const Deadline deadline(std::chrono::seconds(60));
   const Scene s = scene_of("zebra");

@@ -171,6 +171,8 @@ struct G1Row {
   std::vector<std::pair<double, double>> next_and_source;  // at transfer 0.25, 0.5, 1
 };
 
+// Claim (AfPipeGolden.*): order `timed` gives the steps of a model of lanes, whose figures an independent
+// script made; it is within 10 % of the best of all orders on small instances
 TEST(AfPipeGolden, StepsOfTheLaneModel) {
   const std::vector<G1Row> rows = {
       {1, 2, 2, {{18.5, 18.5}, {20, 20}, {23, 24}}},

@@ -18,6 +18,8 @@ std::vector<i64> instances(const std::vector<double>& scores, i64 slots, i64 cap
 
 using Counts = std::vector<i64>;
 
+// Claim (GrowthGolden.*, UpcycleGolden.*): worked examples of growth: counts, weights, AdamW, load balancing,
+// savings, parameters of published models
 TEST(GrowthGolden, CountsOfInstances) {
   EXPECT_EQ(instances({5, 1, 8, 2, 7, 3, 6, 4}, 8), (Counts{1, 1, 4, 1, 4, 1, 3, 1}));
   EXPECT_EQ(instances({4, 3, 2, 1}, 4), (Counts{4, 2, 1, 1}));

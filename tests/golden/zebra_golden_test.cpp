@@ -20,6 +20,7 @@ SimulatedPlan worked_example(const std::vector<i64>& experts_moved) {
   return test::simulate_worked_example(plan, model, cluster);
 }
 
+// Claim (WorkedExample.*, FullIteration.*): the paper's worked example and full iterations
 TEST(WorkedExample, ForwardTimeDependsOnTheMovedExperts) {
   EXPECT_NEAR(worked_example({0, 0, 0}).last_end(OpKind::kExperts), 40, 1e-9);
   EXPECT_NEAR(worked_example({0, 1, 1}).last_end(OpKind::kExperts), 36, 1e-9);

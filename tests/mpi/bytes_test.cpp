@@ -123,6 +123,8 @@ i64 between_nodes(const BytesOfPairs& bytes, const Cluster& cluster) {
   return out;
 }
 
+// Claim: bytes of rows between processes, counted message by message over MPI, are those that follow from the
+// routes, in every pair
 TEST(Mpi, CountedBytesOfRowsAreThoseThatFollowFromTheRoutes) {
   const ModelConfig model = load_model("tiny");
   const Cluster cluster = load_cluster("demo");

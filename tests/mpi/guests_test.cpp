@@ -113,6 +113,8 @@ TEST(Mpi, SequencesInAnotherOrderEqualThoseOfOneProcessBitForBit) {
 }
 
 /// Copies of experts by shares, and by the counts that a tally tells.
+// Claim (Mpi.RunsWithCopies*, ChangePlan.ThereAndBackOfABalancersOwners*): copies over processes equal those
+// in one to the bit; owners of every balancer, and back: all tensors and moments bit-equal
 TEST(Mpi, RunsWithCopiesEqualThoseOfOneProcessBitForBit) {
   expect_runs_equal_one_process({{"balancer.name", "eplb"}, {"balancer.replicas", "4"}});
   expect_runs_equal_one_process({{"balancer.name", "lplb"}, {"balancer.topology", "ring"}});

@@ -8,6 +8,8 @@ lent in each.
 
   tests/mpi/kill.py build/hetermoe [--kills 10] [--steps 40] [--seed 1] [--changes | --balancer NAME]
 """
+# Claim (mpi.kill_balancing): runs that balance, killed at random moments, end with the bits of an undisturbed one
+# ([result](results/kills_2026-11-22.md))
 import argparse
 import collections
 import datetime

@@ -151,6 +151,8 @@ Trained train(const std::string& folder, const std::string& steps, const Process
   return out;
 }
 
+// Claim (Mpi.ATrainingOverSeveralProcesses*): a training over processes, with checkpoints and continuation,
+// equals that in one to the bit
 TEST(Mpi, ATrainingOverSeveralProcessesAndItsContinuationEqualThoseInOneToTheBit) {
   std::optional<WorkFolder> own;
   if (job->rank() == 0) own.emplace();

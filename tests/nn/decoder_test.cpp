@@ -36,6 +36,8 @@ double distance(const at::Tensor& a, const at::Tensor& b) {
   return ((a - b).abs().max() / b.abs().max()).item<double>();
 }
 
+// Claim (Decoder.*): text that goes on with a KV cache is that of one forward pass: 1e-5 in fp32, 1e-12 in
+// fp64
 TEST(Decoder, LogitsAreThoseOfTheReference) {
   for (const ModelConfig& model : all_models()) {
     const ModelState state = lively_model(model, at::kDouble);

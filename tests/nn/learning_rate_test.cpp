@@ -31,6 +31,8 @@ double closed_formula(const LearningRate& r, i64 step) {
   return between(1 - std::sqrt(p));
 }
 
+// Claim (LearningRates.*, Epochs.*, RateOptions.*): learning rates are those of closed formulas, and of
+// transformers after the warm-up; an epoch reads each window once; a cut changes neither
 TEST(LearningRates, AreTheClosedFormulasInRandomRuns) {
   std::mt19937_64 random(7);
   const auto below = [&](i64 n) { return static_cast<i64>(random() % static_cast<u64>(n)); };

@@ -38,6 +38,8 @@ std::vector<std::vector<i64>> sent(const ModelConfig& model, const Team& team) {
 using Table = std::vector<std::vector<i64>>;
 
 /// MegaScale-MoE's volumes by hand: a key-value head goes to both devices that need it; no heads, no numbers.
+// Claim (Team.*): bytes of a team's exchanges are those of the closed forms; its plans are written only where
+// there is one
 TEST(Team, SendsWhatTheHeadsOfTheOtherNeed) {
   const ModelConfig model = narrow_heads(4, 2);
   EXPECT_EQ(sent(model, team_of(row_of_team({6, 2}, {3, 1}), 0, 8, 0)), (Table{{42, 18}, {14, 6}}));

@@ -7,6 +7,7 @@ packages. docs/report.md says when it was run.
 
 A run over two sources stops after 6 of 12 steps and goes on.
 """
+# Claim (tests/parity/check_events.py): TensorBoard reads the event files; run by hand ([report.md](report.md))
 import json
 import math
 import subprocess

@@ -5,6 +5,7 @@
 
 #include "tests/schedule/plans.h"
 #include "tests/support/error_of.h"
+#include "tests/support/page_block.h"
 
 namespace hetermoe {
 namespace {
@@ -265,6 +266,14 @@ TEST(DepthGroups, ThatCannotBeAreRefused) {
               r.stage_experts = {1, 1};
             }),
             "[plan.stage_experts] got 2 numbers that add up to 2, expected 2 for 3 devices");
+}
+
+// Claim: the list of strategies in docs/tour.md is their table
+TEST(Strategies, TheListOfTheTourIsTheirTable) {
+  std::string text = "| strategy | who does what |\n|---|---|\n";
+  for (const Strategy& strategy : strategies())
+    text += fmt::format("| `{}` | {} |\n", strategy.name, strategy.summary);
+  testing::expect_block("tour.md", "strategies", text);
 }
 
 }  // namespace

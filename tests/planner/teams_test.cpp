@@ -87,6 +87,8 @@ PlanRequest long_request(const Cluster& cluster, i64 sequences) {
 
 /// One sequence of 131,072 tokens on eight cards, none of which holds it: a team of all, several times as
 /// fast as a pipeline that the one microbatch crosses.
+// Claim (TeamPlans.*): one sequence that no device holds keeps all of them busy; where sequences are many and
+// short no team is looked at
 TEST(TeamPlans, KeepAllDevicesBusyWithOneSequence) {
   const Cluster cluster = testing::nodes_of_eight({{"H100", 8}});
   const PlanResult result = find_plan(long_request(cluster, 1));

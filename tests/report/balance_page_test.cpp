@@ -14,6 +14,7 @@ const DeviceMap kMap{.title = "guests",
                      .times = {1, 1},
                      .lent = {{0, 0}, {20, 0}}};
 
+// Claim (BalancePage.*): on the page of balancers what was lent is framed and counted apart
 TEST(BalancePage, AGuestHasAFrameAndItsPartOfTheTime) {
   const std::string svg = device_map_svg(kMap, 80, 1);
   EXPECT_EQ(count(svg, "class=\"cell\""), 2u);

@@ -13,6 +13,8 @@ namespace {
 const Activations kRows = {{8, 1, 0, 1}, {0, 1, 9, 0}, {16, 2, 1, 1},
                            {1, 0, 4, 1}, {5, 1, 1, 0}, {0, 2, 20, 3}};
 
+// Claim (Clusters.*): clusters of sequences: golden labels, domains told from activations (nearest mean,
+// logistic regression) and not from shuffled labels, prefixes
 TEST(Clusters, KMeansGivesTheLabelsOfAnIndependentScript) {
   EXPECT_EQ(k_means(kRows, 2).of_sequence, (std::vector<i32>{1, 0, 1, 0, 1, 0}));
   EXPECT_EQ(k_means(kRows, 1).of_sequence, std::vector<i32>(6, 0));

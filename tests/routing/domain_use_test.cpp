@@ -25,6 +25,8 @@ TraceHeader small_header() {
   return header;
 }
 
+// Claim (DomainUse.*, DomainRouting.*): what a domain chose: counts, means, and the exchange of a source
+// whose sequences are of several domains
 TEST(DomainUse, CountsWhatTheSequencesOfADomainChose) {
   const TraceHeader header = small_header();
   const DomainUse use = domain_use(header, small_step(header));

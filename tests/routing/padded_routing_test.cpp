@@ -7,6 +7,8 @@
 namespace hetermoe {
 namespace {
 
+// Claim (PaddedRouting.*): padded exchanges: every source sends as much to other nodes as the one that sends
+// most, and computes what it did
 TEST(PaddedRouting, EverySourceSendsToOtherNodesAsMuchAsTheOneThatSendsMost) {
   const ModelConfig model = test::make_model({.num_layers = 1, .num_experts = 8, .top_k = 2});
   const Cluster cluster = test::make_cluster({2, 2});

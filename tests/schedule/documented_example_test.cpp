@@ -19,6 +19,8 @@ std::string code_lines(const std::string& word, const std::string& name = "sched
   return lines;
 }
 
+// Claim (DocumentedExample.*): the examples of `docs/schedule.md`, `roundpipe.md`, `af-pipe.md` and
+// `teams.md` are what the builder makes
 TEST(DocumentedExample, IsTheTextFormOfZebraOnTwoDevices) {
   const ModelConfig model = test::make_model({.num_layers = 1});
   const Plan plan = test::make_zebra_plan(model, test::make_cluster({2}), {});

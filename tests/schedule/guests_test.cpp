@@ -102,6 +102,8 @@ std::vector<std::string> touched(const Placement& p, OpKind kind, Phase phase, D
   return out;
 }
 
+// Claim (Guests.Touch*, Guests.AreThereForAsManyExchangesAsThereAreTurns): a row of the access table of
+// `lend` and `settle` that is dropped is noticed; that of the turn by the guests that are there at once
 TEST(Guests, TouchTallyWeightsTheirTurnAndTheirGradients) {
   GuestsCase c("zebra");
   c.plan.weight_gradients = WeightGradients::kWith;

@@ -44,6 +44,8 @@ void for_each_plan(const ModelConfig& model, const Cluster& cluster, F&& f) {
   }
 }
 
+// Claim (Residency.*, OffloadGolden.*): which fetches and stores there are, when, and that nothing travels
+// twice
 TEST(Residency, EveryStrategyWithEveryResidenceIsSound) {
   const ModelConfig model = load_model("tiny");
   const Cluster cluster = with_hosts(load_cluster("demo"));

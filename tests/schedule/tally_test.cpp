@@ -79,6 +79,7 @@ std::vector<std::string> touched(const Placement& p, OpKind kind, DeviceId devic
   return out;
 }
 
+// Claim: a row of the access table of `tally` that is dropped is noticed
 TEST(Tally, TouchesRoutingAndTheTallyThatDispatchReads) {
   const TallyCase c("zebra");
   const Placement p(c.plan, c.model, {});

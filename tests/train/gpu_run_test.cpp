@@ -15,6 +15,8 @@ RoleDtypes chosen(const std::vector<std::string>& roles, const std::vector<int>&
   return gpu_dtypes(asked, roles, capabilities);
 }
 
+// Claim (GpuDtypes.*, GpuMemory.*, GpuFaults.*, GpuSupport.*): on GPUs: dtypes by compute capability, a plan
+// that is one byte too large, two kinds of GPU, a driver or GPU too old
 TEST(GpuDtypes, Bf16FromComputeCapability8On) {
   EXPECT_EQ(dtype_of_gpu(80), Dtype::kBf16);
   EXPECT_EQ(dtype_of_gpu(79), Dtype::kFp16);

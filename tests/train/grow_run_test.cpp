@@ -80,6 +80,9 @@ GrowthOptions wide(GrownMoments moments) {
 }
 
 /// Twenty steps of the grown run are those of the source.
+// Claim (GrowRun.*, GrowingJob.*, Mpi.RanksGrowLikeOneProcess): a grown run makes the steps of its source,
+// under every plan, with two groups, on more devices, over processes; growth in the run is that by command,
+// to the bit; a cut changes nothing
 TEST(GrowRun, WideKWithSplitMomentsMakesTheStepsOfTheSource) {
   const WorkFolder folder;
   TinyRun source(folder / "source", exact({}));
@@ -283,6 +286,7 @@ double overlap(const TraceStep& step, const TraceHeader& header, const Growth& g
 }
 
 /// With noise twins part: they differ, and tokens that chose both choose one. Without it they never do.
+// Claim: twins part by their noise, and without it never
 TEST(GrowRun, TwinsPartByTheirNoise) {
   const WorkFolder folder;
   TinyRun source(folder / "source", exact({}));

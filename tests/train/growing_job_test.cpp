@@ -127,6 +127,9 @@ Settings narrowing(Settings more = {}) {
   return more;
 }
 
+// Claim (GrowingJob.TopKFalls*, GrowingJob.TheNarrowerStep*, GrowingJob.ARunThatIsCutWhileItNarrows*,
+// GrowingJob.ACutBeforeTheCheckpointIsRewritten*): top-k falls by one expert at a time: each step is the
+// reference's with that top-k, and a cut changes no bit
 TEST(GrowingJob, TopKFallsByOneExpertAtATime) {
   const WorkFolder folder;
   const Job job = job_in(folder, "run", narrowing());
@@ -201,6 +204,8 @@ TEST(GrowingJob, TheNarrowerStepIsThatOfTheReference) {
 }
 
 /// Squared norms over all matrices of each expert of the mean gradient, and what the other scores make of it.
+// Claim (GrowingJob.ScoresByGradients*): scores by gradients, saliency and Fisher are those of the
+// reference's mean gradient over the same batches
 TEST(GrowingJob, ScoresByGradientsAreThoseOfTheReference) {
   const WorkFolder folder;
   const Job job = job_in(folder, "run");
@@ -278,6 +283,7 @@ TEST(GrowingJob, ACutBeforeTheCheckpointIsRewrittenChangesNothing) {
 }
 
 /// With s and S seconds a step, growth after t of T costs t s + (T - t) S: 2 % at most from the executed sum.
+// Claim: t s + (T - t) S is what a growing run took, within 2 %
 TEST(GrowingJob, TheFormulaOfCostGivesTheExecutedTotal) {
   const WorkFolder folder;
   const ModelConfig model = load_model("tiny");

@@ -49,6 +49,9 @@ Counted counted_run(TinyRun& run, Checkpoints checkpoints = Checkpoints::kOff, i
   return out;
 }
 
+// Claim (GuestsRun.*, Mpi.GuestsOfOtherProcesses*): runs with guests and changes of owners, by history, by
+// replayed choices and by a probe, have the losses of runs without, repeat and resume to the bit; over MPI
+// they are those of one process
 TEST(GuestsRun, LossesAreThoseWithoutWhileOwnersChange) {
   const WorkFolder folder;
   const std::string trace = folder / "run.routes";

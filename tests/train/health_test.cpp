@@ -26,6 +26,7 @@ TEST(OverPeers, ADeviceThatDidNothingIsNoPeer) {
   EXPECT_EQ(ratios[4], 0);
 }
 
+// Claim (StragglerWatch.*, Watch.*): a slow device is named under the virtual clock, uneven loads are not
 TEST(StragglerWatch, NamesADeviceOnceAfterSoManyStepsInARow) {
   StragglerWatch watch(kKinds, 0.1);
   for (i64 step = 1; step < 3 * StragglerWatch::kSteps; ++step) {

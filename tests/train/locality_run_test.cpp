@@ -92,6 +92,9 @@ void expect_same_steps(const TrainOutcome& got, const TrainOutcome& expected) {
   }
 }
 
+// Claim (LocalityRun.*, Mpi.SequencesInAnotherOrder*, Mpi.ByDomains*): `locality` in a run: fewer rows change
+// nodes; losses, norms, tokens and traces are those of a run without; repeats and resumed runs equal to the
+// bit; 2 to 4 processes as one; by foresight and by what domains chose in the steps before
 TEST(LocalityRun, FewerRowsChangeNodesAndTheLossesStay) {
   const WorkFolder folder;
   const std::string trace = folder / "none.routes";

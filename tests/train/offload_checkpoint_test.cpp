@@ -6,6 +6,7 @@ namespace hetermoe {
 namespace {
 
 /// Written and read with other parts of the model on hosts.
+// Claim: a checkpoint is read wherever parameters live
 TEST(Checkpoint, WhereParametersLiveIsNoMatterToACheckpoint) {
   for (const char* dtype : {"fp32", "bf16"}) {
     const auto run = [&](const fs::path& folder, const char* offload) {

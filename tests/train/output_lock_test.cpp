@@ -18,6 +18,7 @@ namespace {
 
 const OutputLockOptions kQuick = {.beat = 0.05, .watch = 0.5, .host = ""};
 
+// Claim (OutputLock.*, OutputFolder.*): one run has an output folder; the lock of a dead one is recognised
 TEST(OutputLock, TheOwnerIsNamedAndTheFolderFreeAfterwards) {
   const WorkFolder folder;
   const std::string output = folder / "out";

@@ -9,6 +9,8 @@
 A pair is trained, killed by SIGKILL in mid-run, resumed, and every step has the same loss as in the run that went through;
 or the program refuses it before the first step by one sentence. Everything else is a fault: the script then ends with 1.
 """
+# Claim (pairs): in `check-all` every strategy with every feature, and every two features: trained, killed, resumed,
+# the losses equal; or refused by a sentence before the first step ([results](results/pairs_2026-11-28.md))
 import argparse
 import concurrent.futures
 import itertools

@@ -55,6 +55,9 @@ Seconds simulated_step(const Job& job, const Plan& plan) {
 
 // ---- by the job's own strategy, where the planner has nothing ----
 
+// Claim (mpi.replan, Replan.*, Presence.*): with a device gone the run goes on over the others with the
+// weights of a run that starts there, to the bit; the new plan is no slower in simulation than that of the
+// job's strategy
 TEST(Replan, WithoutAPlanOfThePlannerTheStrategyStaysAndItIsSaidWhy) {
   const WorkFolder folder;
   const After after =

@@ -27,6 +27,9 @@ Recorded record(const WorkFolder& folder, const std::string& name, Settings sett
   return out;
 }
 
+// Claim (RouteRecorder.EveryPlanGivesTheSameTraceByteForByte, Mpi.RanksRecordTheTraceOfOneProcess): a routing
+// trace does not depend on the plan: single, zebra over 1, 2 and 4 expert devices, dist-ep and ep give equal
+// bytes in fp64; 2 to 4 processes give its steps
 TEST(RouteRecorder, EveryPlanGivesTheSameTraceByteForByte) {
   const WorkFolder folder;
   const std::vector<Settings> plans = {
@@ -53,6 +56,8 @@ TEST(RouteRecorder, EveryPlanGivesTheSameTraceByteForByte) {
   EXPECT_EQ(step.num_tokens(), 32);
 }
 
+// Claim (RouteRecorder.MoreExpertDevices*): over 1, 2, 4 and 8 expert devices trace, Gini and busiest expert
+// are equal to the bit, and the fullest device over the mean rises
 TEST(RouteRecorder, MoreExpertDevicesChangeNoTraceAndNoGiniButTheFullestOne) {
   const WorkFolder folder;
   std::vector<Recorded> got;
@@ -157,6 +162,7 @@ TEST(RouteRecorder, AResumedRunSaysThatItsTraceIsGone) {
   EXPECT_EQ(std::count(notes.begin(), notes.end(), said), 1) << ::testing::PrintToString(notes);
 }
 
+// Claim: a trace under its run's plan is the load that the executor reported, every exchange
 TEST(RouteRecorder, ATraceUnderTheRunsPlanIsWhatTheExecutorReported) {
   const WorkFolder folder;
   TinyRun run(folder / "run", in_fp64({{"strategy", "zebra"},
@@ -215,6 +221,7 @@ TEST(RouteRecorder, CostsLittleBesideADemoStep) {
 }
 
 /// Devices of a team hand over parts of sequences, in any order.
+// Claim: choices of routers that devices of a team hand over in parts are those of whole sequences
 TEST(RouteCollector, JoinsPartsOfSequences) {
   Job job = load_job(HM_SOURCE_DIR "/configs/jobs/demo.yaml",
                      {{"routing.record", "x.routes"}, {"routing.weights", "true"}});

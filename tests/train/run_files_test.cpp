@@ -52,6 +52,8 @@ class RunFilesTest : public ::testing::Test {
   WorkFolder folder_;
 };
 
+// Claim (RunFilesTest.*, GrowingJob.TheHeatMapSaysFromWhichStepItCounts): a run that went on, grew or was
+// killed has its whole page
 TEST_F(RunFilesTest, UtilisationIsThatOfTheModelsFlops) {
   const Job job = this->job();
   const StrategyRun run = train(job);

@@ -209,6 +209,8 @@ i64 steps_held(const TrainOutcome& out) {
 }
 
 /// Every expert is chosen equally often, and the two owners are alike: to deal experts out anew wins nothing.
+// Claim (StepBalancer.TheGuard*): the guard in a run leaves owners that would not shorten the step and, with
+// foresight, gives up copies that lengthen it; it counts how often
 TEST(StepBalancer, TheGuardLeavesOwnersWhereOthersWouldNotShortenTheStep) {
   const WorkFolder folder;
   const auto run_of = [&](const std::string& name, const Settings& more) {
@@ -281,6 +283,8 @@ std::map<DeviceId, i64> experts_of(const Plan& plan) {
   return out;
 }
 
+// Claim: a device that shows to be slow gets fewer experts, and speeds of the cluster file are not counted
+// twice
 TEST(StepBalancer, ADeviceThatShowsToBeSlowGetsLess) {
   const WorkFolder folder;
   // The emulated device 7 computes at a hundredth of its like's speed, which makes its small ops, mostly

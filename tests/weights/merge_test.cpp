@@ -43,6 +43,8 @@ bool can_grow(const std::string& family, const GrowthOptions& how) {
          "no error";
 }
 
+// Claim (Merge.*, GrowRun.ShrinkingUndoes*, UpcycleCommand.AFolderShrinks*): growing and shrinking without
+// noise is the identity to the bit, config and moments included; twins that have parted too far are named
 TEST(Merge, ShrinkingUndoesGrowthToTheBit) {
   int shrunk = 0;
   for (const std::string family :

@@ -54,6 +54,8 @@ Sparse expect_same_function(const fs::path& source, const SparseOptions& options
   return sparse;
 }
 
+// Claim (Sparse.*): experts made of a dense MLP compute what it did, as copies or in shards, whatever the
+// groups
 TEST(Sparse, ADenseModelBecomesOneWithExpertsOfTheSameFunction) {
   for (const std::string& family : kSparseFamilies) {
     for (const i64 top_k : {1, 2, 4}) {

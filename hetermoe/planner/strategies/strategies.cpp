@@ -351,29 +351,28 @@ Plan make_round_robin(const ModelConfig& model, const Cluster& cluster, const St
 
 const std::vector<Strategy>& strategies() {
   static const std::vector<Strategy> all = {
-      {"single", "everything on one device", DeviceUse::kOne, Cut::kNone, false, make_single},
-      {"ep", "expert parallelism: equal attention and experts on all devices, one microbatch after another",
+      {"single", "one device does everything", DeviceUse::kOne, Cut::kNone, false, make_single},
+      {"ep",
+       "expert parallelism: all devices share attention and experts equally, one microbatch after another",
        DeviceUse::kAlike, Cut::kNone, false, make_ep},
-      {"ep-overlap", "expert parallelism with microbatches interleaved", DeviceUse::kAlike, Cut::kNone, false,
+      {"ep-overlap", "the same with microbatches interleaved", DeviceUse::kAlike, Cut::kNone, false,
        make_ep_overlap},
       {"dist-ep", "attention on newer devices, experts on older ones, one microbatch after another",
        DeviceUse::kApart, Cut::kNone, false, make_dist_ep},
-      {"zebra", "attention on newer devices, experts on older ones, microbatches zig-zag between them",
+      {"zebra",
+       "the same, with microbatches in turn: older devices work on one while newer ones work on the next. "
+       "With plan.experts_moved (Asym-EA) newer devices hold some experts, too",
        DeviceUse::kApart, Cut::kNone, false, make_zebra},
-      {"pp-ep", "a pipeline (1F1B) whose stages are runs of layers with expert parallelism inside",
+      {"pp-ep", "a pipeline (1F1B) whose stages are runs of layers, with expert parallelism inside each",
        DeviceUse::kAlike, Cut::kStages, false, make_pp_ep},
       {"pp-zebra", "a pipeline (1F1B) whose stages have attention on newer and experts on older devices",
        DeviceUse::kApart, Cut::kStages, false, make_pp_zebra},
-      {"af-pipe",
-       "as zebra, and each device has every second (third, ...) layer alone: depth groups, AF-Pipe",
-       DeviceUse::kApart, Cut::kDepth, false, make_af_pipe},
-      {"sp-ep",
-       "expert parallelism whose devices share each sequence in teams: tokens, and heads of the attention "
-       "kernel",
+      {"af-pipe", "as zebra, and each device has every second (third, ...) layer alone", DeviceUse::kApart,
+       Cut::kDepth, false, make_af_pipe},
+      {"sp-ep", "as ep, and teams of devices share each sequence: tokens, and heads of the attention kernel",
        DeviceUse::kAlike, Cut::kTeams, false, make_sp_ep},
-      {"roundpipe",
-       "runs of layers, forward and backward, go round the devices of a node, each taking the next",
-       DeviceUse::kAlike, Cut::kNone, true, make_round_robin},
+      {"roundpipe", "runs of layers go round the devices of a node, forward and backward", DeviceUse::kAlike,
+       Cut::kNone, true, make_round_robin},
   };
   return all;
 }

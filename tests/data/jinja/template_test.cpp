@@ -26,6 +26,8 @@ Json rendered(const Template& of, const Json& names, std::string* error = nullpt
   }
 }
 
+// Claim (JinjaTemplate.*, ModelTemplate.*): chat templates of models are rendered as Jinja2 does, errors
+// included; answers are counted by what they begin and end with
 TEST(JinjaTemplate, ShapesOfModelsOverRandomConversations) {
   int compared = 0;
   for (const auto& [name, texts] : golden_templates()["templates"].items()) {
