@@ -351,7 +351,7 @@ void check_step_size(i64 sequences, i64 tokens) {
 void add_wire_options(Flags& flags, const std::string& when, std::string& wire, std::string& wire_reduce) {
   flags.add_option("--wire", wire,
                    when +
-                       "how rows travel: fp32, bf16, fp16, or fp8_row for those of experts "
+                       "how rows travel: fp32, bf16, fp16, or fp8_row and fp8_group for those of experts "
                        "(docs/precision.md) [default: in --dtype]");
   flags
       .add_option("--wire-reduce", wire_reduce,

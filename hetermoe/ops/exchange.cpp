@@ -93,7 +93,7 @@ std::vector<PortBytes> bytes_by_node(const WorkModel& m, const Op& op, std::span
   const Exchange exchange(op, m.placement());
   const NodeRows nodes(m.placement().plan(), op.group, exchange.owners());
   const auto bytes_of = [&](double rows, double copies) {
-    return wire_bytes(op, m.placement().plan(), m.model().hidden, rows, copies);
+    return message_bytes(op, m.placement().plan(), m.model().hidden, rows, copies);
   };
   const TokenRanges sources = exchange.sources();
   for (std::size_t s = 0; s < sources.size(); ++s) {
@@ -128,8 +128,8 @@ std::vector<PortBytes> pairwise_bytes(const WorkModel& m, const Op& op,
     for (std::size_t o = 0; o < exchange.owners().size(); ++o) {
       const Exchange::Segment segment = exchange.segment(s, o);
       m.add(bytes, participants, segment.from, segment.to,
-            wire_bytes(op, m.placement().plan(), m.model().hidden, exchange.rows_between(load, s, o),
-                       exchange.of_next() ? 0 : load.copies_between(s, o)));
+            message_bytes(op, m.placement().plan(), m.model().hidden, exchange.rows_between(load, s, o),
+                          exchange.of_next() ? 0 : load.copies_between(s, o)));
     }
   }
   return bytes;
@@ -183,7 +183,8 @@ std::vector<PortBytes> product_bytes(const WorkModel& m, const Op& op, std::span
 std::vector<PortBytes> exchange_bytes(const WorkModel& model, const Op& op,
                                       std::span<const PlaceId> participants, const ExchangeLoad* load) {
   if (goes_by_node(op, model.placement())) return bytes_by_node(model, op, participants, *load);
-  if (!load->is_product()) return pairwise_bytes(model, op, participants, *load);
+  const bool grouped = has_groups(wire_of(op, model.placement().plan()));
+  if (!load->is_product() || grouped) return pairwise_bytes(model, op, participants, *load);
   std::vector<PortBytes> bytes = product_bytes(model, op, participants, *load);
   return goes_to_owners(op) ? bytes : reversed(std::move(bytes));
 }
@@ -207,7 +208,16 @@ Bytes passed_on(BufferSizes& sizes, const Op& op, DeviceId device) {
       for (const std::size_t o : nodes.owners()[n]) rows += o == *relay ? 0 : load.rows_between(s, o);
     }
   }
-  return rows * wire_row(sizes, op);
+  // Groups are decoded and encoded again.
+  const bool again = has_groups(wire_of(op, sizes.placement().plan()));
+  return rows * (wire_row(sizes, op) + (again ? sizes.row_bytes_of(4) : 0));
+}
+
+/// Of scales that part groups have beyond those of their rows: a group of each message at most.
+Bytes part_groups(BufferSizes& sizes, const Op& op) {
+  if (!has_groups(wire_of(op, sizes.placement().plan()))) return 0;
+  const Exchange exchange(op, sizes.placement());
+  return real(exchange.sources().size() + exchange.owners().size()) * sizes.row_bytes_of(4);
 }
 
 Bytes exchange_workspace(BufferSizes& sizes, const Op& op, DeviceId device) {
@@ -217,7 +227,7 @@ Bytes exchange_workspace(BufferSizes& sizes, const Op& op, DeviceId device) {
   const double received = t.rows_as_owner - t.rows_kept;
   if (has_scales(wire_of(op, sizes.placement().plan()))) {
     const Bytes in_fp32 = sizes.row_bytes_of(4);  // before they are encoded and after they are decoded
-    return passed + (t.rows_as_owner + t.rows_as_source) * (wire + in_fp32);
+    return passed + (t.rows_as_owner + t.rows_as_source) * (wire + in_fp32) + part_groups(sizes, op);
   }
   const bool converts = wire != sizes.row(device);
   if (goes_to_owners(op))

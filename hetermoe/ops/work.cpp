@@ -13,10 +13,21 @@ Wire wire_of(const Op& op, const Plan& plan) {
   return needs_load(op.kind) ? wire : without_scales(wire);
 }
 
+namespace {
+
+Bytes bytes_of_copy(const Op& op) {
+  if (!row_of(op.kind).carries_routing_weights) return 0;
+  return op.phase != Phase::kBackward ? 12 : 4;
+}
+
+}  // namespace
+
 Bytes wire_bytes(const Op& op, const Plan& plan, i64 hidden, double rows, double copies) {
-  const bool forward = op.phase != Phase::kBackward;
-  const double per_copy = !row_of(op.kind).carries_routing_weights ? 0 : forward ? 12 : 4;
-  return rows * row_bytes(wire_of(op, plan), real(hidden)) + copies * per_copy;
+  return rows * row_bytes(wire_of(op, plan), real(hidden)) + copies * bytes_of_copy(op);
+}
+
+Bytes message_bytes(const Op& op, const Plan& plan, i64 hidden, double rows, double copies) {
+  return rows_bytes(wire_of(op, plan), rows, real(hidden)) + copies * bytes_of_copy(op);
 }
 
 Bytes received_rows_bytes(const ModelConfig& model, double rows, double copies, Bytes element) {

@@ -34,9 +34,12 @@ struct ComputeWork {
 /// How what an op sends is written: rows of experts as the plan has them, other ops without scales.
 Wire wire_of(const Op& op, const Plan& plan);
 
-/// Wire bytes of `rows` rows and `copies` copies in one direction of a transfer. A copy of dispatch.F carries
-/// its weight, expert and row (12 bytes), one of dispatch.B the gradient of the weight (4 bytes).
+/// Wire bytes of `rows` rows and `copies` copies in one direction of a transfer, of whole groups if rows have
+/// any. A copy of dispatch.F carries its weight, expert and row (12 bytes), one of dispatch.B the gradient of
+/// the weight (4 bytes).
 Bytes wire_bytes(const Op& op, const Plan& plan, i64 hidden, double rows, double copies);
+/// The same of one message, whose last group may have fewer rows.
+Bytes message_bytes(const Op& op, const Plan& plan, i64 hidden, double rows, double copies);
 
 /// Bytes of the rows of an expert owner with the index of each copy and its routing weight: Buffer::kRows.
 Bytes received_rows_bytes(const ModelConfig& model, double rows, double copies, Bytes element);

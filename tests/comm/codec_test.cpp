@@ -25,8 +25,9 @@ at::Tensor codes_of(const at::Tensor& message_RB) {
 at::Tensor scales_of(const at::Tensor& message_RB) {
   return message_RB.narrow(1, message_RB.size(1) - 4, 4).clone(at::MemoryFormat::Contiguous).view(at::kFloat);
 }
-at::Tensor there_and_back(const at::Tensor& x_RD, at::ScalarType dtype = at::kFloat) {
-  return decode(encode(x_RD, Wire::kFp8Row), Wire::kFp8Row, dtype);
+at::Tensor there_and_back(const at::Tensor& x_RD, at::ScalarType dtype = at::kFloat,
+                          Wire wire = Wire::kFp8Row) {
+  return decode(encode(x_RD, wire), wire, dtype);
 }
 /// What E4M3 makes of a number where 448 beside it sets the scale to 1.
 double rounded(double x) { return numbers_of(there_and_back(row({448, x})))[1]; }
@@ -139,6 +140,7 @@ TEST(Codec, TakesAndGivesEveryDtype) {
 TEST(Codec, MessagesHaveTheShapeThatIsExpectedAndTheBytesThatArePriced) {
   const at::Tensor x = at::randn({5, 12});
   for (const Wire wire : {Wire::kFp64, Wire::kFp32, Wire::kBf16, Wire::kFp16, Wire::kFp8Row}) {
+    EXPECT_EQ(num_rows(encode(x, wire), wire), 5);
     const at::Tensor message = encode(x, wire);
     const MessageShape::Part expected = encoded_part(wire, 5, 12);
     EXPECT_EQ(message.scalar_type(), expected.dtype) << name_of(wire);
@@ -158,6 +160,99 @@ TEST(Codec, OtherWiresRoundToNearest) {
   EXPECT_EQ(numbers_of(encode(row({70000}), Wire::kFp16))[0], kInf);
   const at::Tensor as_it_came = encode(row({1, 2}), Wire::kBf16);
   EXPECT_TRUE(decode(as_it_came, Wire::kBf16, at::kFloat).is_same(as_it_came));
+}
+
+// --- a scale for each column of a group of rows ---
+
+at::Tensor grouped(const at::Tensor& x_RD) { return there_and_back(x_RD, at::kFloat, Wire::kFp8Group); }
+/// Of the last groups a message has; their scales in fp32 [G, D].
+at::Tensor scales_of_groups(const at::Tensor& message) {
+  const i64 rows = num_rows(message, Wire::kFp8Group);
+  return message.narrow(0, rows, message.size(0) - rows)
+      .clone(at::MemoryFormat::Contiguous)
+      .view({-1, 4 * message.size(1)})
+      .view(at::kFloat);
+}
+/// As within_bound(), of groups.
+bool groups_within_bound(const at::Tensor& got, const at::Tensor& x_RD) {
+  for (i64 first = 0; first < x_RD.size(0); first += kRowsOfGroup) {
+    const i64 rows = std::min(kRowsOfGroup, x_RD.size(0) - first);
+    if (!within_bound(got.narrow(0, first, rows).t(), x_RD.narrow(0, first, rows).t())) return false;
+  }
+  return true;
+}
+
+TEST(CodecGroups, AColumnHasTheCodesAndTheScaleOfARow) {
+  const std::vector<double> numbers = {1, -0.5, 0.1, 0.003};
+  const at::Tensor column = row(numbers).t(), message = encode(column, Wire::kFp8Group);
+  EXPECT_EQ(message.sizes(), at::IntArrayRef({8, 1}));
+  const at::Tensor codes = message.narrow(0, 0, 4).contiguous().view(at::kFloat8_e4m3fn).to(at::kFloat);
+  EXPECT_EQ(numbers_of(codes), (std::vector<double>{448, -224, 44, 1.375}));
+  EXPECT_FLOAT_EQ(scales_of_groups(message).item<float>(), 1.0F / 448);
+  EXPECT_TRUE(at::equal(grouped(column).t(), there_and_back(row(numbers))));
+}
+
+/// As many of either kind as a test of seconds allows: full groups, one that is not full, less than a group.
+TEST(CodecGroups, RandomRowsStayWithinTheBoundOfTheFormat) {
+  at::Generator generator = at::detail::createCPUGenerator(8);
+  const at::TensorOptions fp64 = at::kDouble;
+  i64 all = 0;
+  for (const i64 rows : {1, 5, 127, 128, 129, 256, 300, 20000, 40000, 40128}) {
+    const at::Tensor x =
+        (at::randn({rows, 24}, generator, fp64) * at::pow(2, at::randint(-30, 30, {1, 24}, generator, fp64)) *
+         at::pow(2, at::randint(-8, 1, {rows, 24}, generator, fp64)))
+            .to(at::kFloat)
+            .to(at::kDouble);
+    EXPECT_TRUE(groups_within_bound(grouped(x.to(at::kFloat)), x)) << rows;
+    all += rows;
+  }
+  EXPECT_GT(all, 100000);
+}
+
+/// One column of its group, no more and no less.
+TEST(CodecGroups, AColumnThatIsNotFiniteIsNanInItsGroup) {
+  for (const double bad : {kInf, -kInf, kNan}) {
+    at::Tensor x = at::ones({300, 3});
+    x[200][1] = bad;
+    const at::Tensor is_nan = grouped(x).isnan();
+    EXPECT_TRUE(is_nan.narrow(0, 128, 128).select(1, 1).all().item<bool>()) << bad;
+    EXPECT_EQ(is_nan.sum().item<i64>(), 128) << bad;
+  }
+  at::Tensor beyond_fp32 = at::ones({4, 2}, at::kDouble);
+  beyond_fp32[3][0] = 1e300;
+  EXPECT_EQ(grouped(beyond_fp32).isnan().sum().item<i64>(), 4);
+  EXPECT_EQ(numbers_of(scales_of_groups(encode(at::zeros({5, 2}), Wire::kFp8Group))),
+            (std::vector<double>{1, 1}));
+}
+
+TEST(CodecGroups, TakesAndGivesEveryDtypeAndAnyStrides) {
+  const at::Tensor x = row({448, -224, 112, 384}).expand({3, 4});
+  for (const at::ScalarType from : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const at::ScalarType to : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
+      const at::Tensor got = there_and_back(x.to(from), to, Wire::kFp8Group);
+      EXPECT_EQ(got.scalar_type(), to);
+      EXPECT_TRUE(at::allclose(got.to(at::kFloat), x, 1e-6)) << from << to;
+    }
+  }
+  const at::Tensor transposed = at::arange(600, at::kFloat).view({3, 200}).t();
+  EXPECT_TRUE(at::equal(grouped(transposed), grouped(transposed.contiguous())));
+}
+
+/// A count of scales that does not go with the rows makes a message of a size that no rows have, or of other
+/// rows: its receiver, who knows the rows, refuses either.
+TEST(CodecGroups, MessagesTellTheirRowsAndNoOthersHaveTheirSize) {
+  i64 last = -1;
+  for (i64 rows = 0; rows < 700; ++rows) {
+    const MessageShape::Part part = encoded_part(Wire::kFp8Group, rows, 3);
+    const at::Tensor message = encode(at::ones({rows, 3}), Wire::kFp8Group);
+    EXPECT_EQ(message.sizes(), at::IntArrayRef(part.sizes));
+    EXPECT_EQ(message.scalar_type(), part.dtype);
+    EXPECT_EQ(num_rows(message, Wire::kFp8Group), rows);
+    EXPECT_EQ(static_cast<double>(message.nbytes()),
+              rows_bytes(Wire::kFp8Group, static_cast<double>(rows), 3));
+    EXPECT_GT(part.sizes[0], last);
+    last = part.sizes[0];
+  }
 }
 
 // --- sums of gradients ---
@@ -232,6 +327,17 @@ TEST(CodecFaults, TheScaleOfTheNeighbouringRowIsFound) {
   EXPECT_TRUE(within_bound(decode(message, Wire::kFp8Row, at::kFloat), x));
   message.narrow(1, 16, 4).copy_(message.narrow(1, 16, 4).roll(1, 0));
   EXPECT_FALSE(within_bound(decode(message, Wire::kFp8Row, at::kFloat), x));
+}
+
+TEST(CodecFaults, TheScalesOfTheNeighbouringColumnAndGroupAreFound) {
+  const at::Tensor x = at::randn({300, 16}, at::kDouble);
+  const at::Tensor message = encode(x.to(at::kFloat), Wire::kFp8Group);
+  EXPECT_TRUE(groups_within_bound(decode(message, Wire::kFp8Group, at::kFloat), x));
+  for (const auto& [shift, dim] : {std::pair{4, 1}, std::pair{1, 0}}) {
+    at::Tensor wrong = message.clone();
+    wrong.narrow(0, 300, 12).view({3, 64}).copy_(message.narrow(0, 300, 12).view({3, 64}).roll(shift, dim));
+    EXPECT_FALSE(groups_within_bound(decode(wrong, Wire::kFp8Group, at::kFloat), x)) << dim;
+  }
 }
 
 TEST(CodecFaults, ANumberThatIsClippedIsFound) {

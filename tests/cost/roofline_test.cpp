@@ -212,11 +212,13 @@ TEST_F(RooflineTest, RowsWithScalesAreEncodedAndDecoded) {
     return RooflineCost(model_, cluster_, plan_, constants_).transfer({Op{kind}, devices, bytes});
   };
   const TransferCost plain = transfer(OpKind::kDispatch), plain_move = transfer(OpKind::kMove);
-  plan_.wire_forward = Wire::kFp8Row;
   const auto rate = [&](DeviceId d) { return cluster_.type_of(d).memory_gb_s * 1e9 * 0.8; };
   const Seconds encode = 1e6 * (4 * 2 + 9) / rate(kA40), decode = 1e6 * (2 + 17) / rate(kV100);
-  EXPECT_NEAR(transfer(OpKind::kDispatch).latency - plain.latency, std::max(encode, decode), 1e-12);
-  EXPECT_EQ(transfer(OpKind::kMove).latency, plain_move.latency);
+  for (const Wire wire : {Wire::kFp8Row, Wire::kFp8Group}) {
+    plan_.wire_forward = wire;
+    EXPECT_NEAR(transfer(OpKind::kDispatch).latency - plain.latency, std::max(encode, decode), 1e-12);
+    EXPECT_EQ(transfer(OpKind::kMove).latency, plain_move.latency);
+  }
   plan_.wire_forward = Wire::kBf16;
   EXPECT_EQ(transfer(OpKind::kDispatch).latency, plain.latency);
 }

@@ -109,10 +109,11 @@ TEST_F(GpuEngine, RowsWithScalesAreThoseOfTheCpu) {
   special[2][7] = 1e-40F;
   const at::Tensor x = at::cat({normal, special});
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
-    const at::Tensor cpu = encode(x.to(dtype), Wire::kFp8Row),
-                     gpu = encode(x.to(dtype).to(kFirst), Wire::kFp8Row);
-    const at::Tensor back = decode(cpu, Wire::kFp8Row, dtype), on_gpu = decode(gpu, Wire::kFp8Row, dtype);
-    EXPECT_TRUE(at::allclose(on_gpu.cpu(), back, 0, 0, /*equal_nan=*/true)) << dtype;
+    for (const Wire wire : {Wire::kFp8Row, Wire::kFp8Group}) {
+      const at::Tensor cpu = encode(x.to(dtype), wire), gpu = encode(x.to(dtype).to(kFirst), wire);
+      const at::Tensor back = decode(cpu, wire, dtype), on_gpu = decode(gpu, wire, dtype);
+      EXPECT_TRUE(at::allclose(on_gpu.cpu(), back, 0, 0, /*equal_nan=*/true)) << dtype << name_of(wire);
+    }
   }
 }
 

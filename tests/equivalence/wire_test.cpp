@@ -13,8 +13,13 @@ namespace {
 
 using Hook = HookedTransport::Hook;
 
-Plan with_scales(Plan plan) {
-  plan.wire_forward = plan.wire_backward = Wire::kFp8Row;
+/// rows in the first, their gradients in the second.
+using Wires = std::pair<Wire, Wire>;
+constexpr Wires kRowWires = {Wire::kFp8Row, Wire::kFp8Row}, kGroupWires = {Wire::kFp8Group, Wire::kFp8Group},
+                kBothWires = {Wire::kFp8Row, Wire::kFp8Group};
+
+Plan with_scales(Plan plan, const Wires& wires = kRowWires) {
+  plan.wire_forward = wires.first, plan.wire_backward = wires.second;
   return plan;
 }
 
@@ -48,16 +53,20 @@ bool carries_other_rows(const ExchangeCall& call) {
          call.name.starts_with("to_tokens");
 }
 
-/// Rows of experts as a row of E4M3 with a scale has them, others as bf16; computed in fp64.
-void round_rows(const ExchangeCall& call, std::vector<Message>& in) {
-  for (Message& message : in) {
-    for (at::Tensor& tensor : message.tensors) {
-      if (tensor.scalar_type() != at::kDouble) continue;
-      if (carries_other_rows(call)) tensor = tensor.to(at::kBFloat16).to(at::kDouble);
-      if (!carries_expert_rows(call) || tensor.dim() < 2) continue;  // weights of copies travel as they are
-      tensor = decode(encode(tensor, Wire::kFp8Row), Wire::kFp8Row, at::kDouble);
+/// Rows of experts as E4M3 with scales has them, others as bf16; computed in fp64. A message is encoded
+/// alone.
+Hook rounding_rows(const Wires& wires = kRowWires) {
+  return [wires](const ExchangeCall& call, std::vector<Message>& in) {
+    const Wire wire = call.name.find(".B") == std::string::npos ? wires.first : wires.second;
+    for (Message& message : in) {
+      for (at::Tensor& tensor : message.tensors) {
+        if (tensor.scalar_type() != at::kDouble) continue;
+        if (carries_other_rows(call)) tensor = tensor.to(at::kBFloat16).to(at::kDouble);
+        if (!carries_expert_rows(call) || tensor.dim() < 2) continue;  // weights of copies travel as they are
+        tensor = decode(encode(tensor, wire), wire, at::kDouble);
+      }
     }
-  }
+  };
 }
 
 bool same_bits(const Ended& a, const Ended& b) {
@@ -76,11 +85,14 @@ TEST(WireWithScales, EqualsAStepWhoseRowsAreRoundedOnArrivalToTheBit) {
     use_fp64(named.plan);
     // What backward starts from is moved as it is, and has the name of a move, too.
     if (!named.plan.groups[0].layers[0].attention_backward.empty()) continue;
-    const Ended plain = s.run(named.plan), rounded = s.run(named.plan, round_rows),
-                scaled = s.run(with_scales(named.plan));
-    EXPECT_TRUE(same_bits(scaled, rounded)) << named.name;
-    EXPECT_FALSE(same_bits(scaled, plain)) << named.name;
-    EXPECT_NEAR(scaled.result.loss, plain.result.loss, 0.02 * plain.result.loss) << named.name;
+    const Ended plain = s.run(named.plan);
+    for (const Wires& wires : {kRowWires, kGroupWires, kBothWires}) {
+      const Ended rounded = s.run(named.plan, rounding_rows(wires)),
+                  scaled = s.run(with_scales(named.plan, wires));
+      EXPECT_TRUE(same_bits(scaled, rounded)) << named.name;
+      EXPECT_FALSE(same_bits(scaled, plain)) << named.name;
+      EXPECT_NEAR(scaled.result.loss, plain.result.loss, 0.02 * plain.result.loss) << named.name;
+    }
     ++count;
   }
   EXPECT_GT(count, 5);
@@ -95,7 +107,9 @@ TEST(WireWithScales, HoldsWithoutDedupInChunksAndWithRecomputation) {
     plan.recompute = recompute;
     plan.row_dedup = recompute != Recompute::kLocal;
     plan.chunks = recompute == Recompute::kOff ? 1 : 3;
-    EXPECT_TRUE(same_bits(s.run(with_scales(plan)), s.run(plan, round_rows))) << name_of(recompute);
+    for (const Wires& wires : {kRowWires, kBothWires})
+      EXPECT_TRUE(same_bits(s.run(with_scales(plan, wires)), s.run(plan, rounding_rows(wires))))
+          << name_of(recompute);
   }
 }
 
@@ -103,11 +117,11 @@ TEST(WireWithScales, HoldsWithoutDedupInChunksAndWithRecomputation) {
 struct Found {
   bool refused = false, nan = false, same = false;
 };
-Found with_fault(at::Tensor (*change)(const at::Tensor&)) {
+Found with_fault(at::Tensor (*change)(const at::Tensor&), const Wires& wires = kRowWires) {
   const WireScene s;
   Plan plan = find_strategy("zebra").make(s.model, s.cluster, small_step());
   use_fp64(plan);
-  plan = with_scales(plan);
+  plan = with_scales(plan, wires);
   const Ended sound = s.run(plan);
   const auto plant = [&](const ExchangeCall& call, std::vector<Message>& in) {
     if (!call.name.starts_with("combine.F")) return;
@@ -149,6 +163,45 @@ TEST(WireWithScales, AMessageWithOtherScalesIsRefused) {
   EXPECT_TRUE(with_fault([](const at::Tensor& rows) { return at::cat({rows, rows}, 1); }).refused);
   EXPECT_TRUE(with_fault([](const at::Tensor& rows) { return rows.narrow(0, 1, rows.size(0) - 1); }).refused);
   EXPECT_TRUE(with_fault([](const at::Tensor& rows) { return rows.to(at::kFloat); }).refused);
+}
+
+/// Scales are the last four rows of a message of one group.
+TEST(WireWithScales, PlantedFaultsInGroupsAreFound) {
+  EXPECT_TRUE(with_fault([](const at::Tensor& rows) { return rows; }, kGroupWires).same);
+  const Found neighbour = with_fault(
+      [](const at::Tensor& rows) {
+        at::Tensor out = rows.clone();
+        const i64 codes = rows.size(0) - 4, bytes = 4 * rows.size(1);
+        out.narrow(0, codes, 4).view({bytes}).copy_(rows.narrow(0, codes, 4).reshape({bytes}).roll(4, 0));
+        return out;
+      },
+      kGroupWires);
+  EXPECT_FALSE(neighbour.same || neighbour.refused);
+  const Found not_finite = with_fault(
+      [](const at::Tensor& rows) {
+        const at::Tensor x =
+            at::full({rows.size(0) - 4, rows.size(1)}, std::numeric_limits<double>::infinity());
+        return encode(x, Wire::kFp8Group);
+      },
+      kGroupWires);
+  EXPECT_TRUE(not_finite.nan);
+}
+
+/// Any other number of rows, so of scales, than those of the rows that must come.
+TEST(WireWithScales, AMessageWithOtherScalesOfGroupsIsRefused) {
+  EXPECT_TRUE(
+      with_fault([](const at::Tensor& x) { return x.narrow(0, 0, x.size(0) - 4); }, kGroupWires).refused);
+  EXPECT_TRUE(
+      with_fault([](const at::Tensor& x) { return x.narrow(0, 0, x.size(0) - 1); }, kGroupWires).refused);
+  EXPECT_TRUE(with_fault(
+                  [](const at::Tensor& x) {
+                    return at::cat({x, x.narrow(0, 0, 4)});
+                  },
+                  kGroupWires)
+                  .refused);
+  EXPECT_TRUE(
+      with_fault([](const at::Tensor& x) { return x.narrow(1, 1, x.size(1) - 1); }, kGroupWires).refused);
+  EXPECT_TRUE(with_fault([](const at::Tensor& x) { return x.to(at::kFloat); }, kGroupWires).refused);
 }
 
 // --- sums of gradients ---

@@ -72,6 +72,22 @@ TEST(NodeRowsRun, CountedBytesArePriced) {
   }
 }
 
+TEST(NodeRowsRun, CountedBytesOfGroupsArePriced) {
+  const ModelConfig model = load_model("tiny-olmoe");
+  const Cluster cluster = uneven_nodes();
+  for (const bool by_node : {false, true}) {
+    Plan plan = plan_by_node(model, cluster);
+    plan.wire_forward = Wire::kFp8Row, plan.wire_backward = Wire::kFp8Group;
+    if (!by_node) plan.row_nodes.clear();
+    const Sent sent = run_rows(cluster, plan, model);
+    EXPECT_FALSE(sent.priced.empty());
+    for (const auto& [device, priced] : sent.priced) {
+      EXPECT_DOUBLE_EQ(sent.counted.at(device).network, priced.network) << device;
+      EXPECT_DOUBLE_EQ(sent.counted.at(device).local, priced.local) << device;
+    }
+  }
+}
+
 /// A row that no token of the source has would be memory of something else.
 TEST(NodeRowsRun, WrongPicksAndCountsAreNamed) {
   const ModelConfig model = load_model("tiny-olmoe");

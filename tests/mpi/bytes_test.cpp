@@ -89,18 +89,18 @@ BytesOfPairs formula(const ModelConfig& model, const Plan& plan, const TraceRout
             const auto rows = static_cast<i64>(load.rows_between(s, o)),
                        copies = static_cast<i64>(load.copies_between(s, o));
             const auto row_bytes = [&](Wire wire) {
-              return wire == Wire::kFp8Row
-                         ? rows * (model.hidden + 4)
-                         : rows * model.hidden * static_cast<i64>(bytes_of(*dtype_of(wire)));
+              if (wire == Wire::kFp8Row) return rows * (model.hidden + 4);
+              if (wire == Wire::kFp8Group) return (rows + (rows + 127) / 128 * 4) * model.hidden;
+              return rows * model.hidden * static_cast<i64>(bytes_of(*dtype_of(wire)));
             };
             const DeviceId source = sources.device(s), owner = owners[o];
             // The price is of what is sent.
             Op there, back;
             there.kind = back.kind = OpKind::kDispatch;
             back.phase = Phase::kBackward;
-            EXPECT_EQ(wire_bytes(there, plan, model.hidden, real(rows), real(copies)),
+            EXPECT_EQ(message_bytes(there, plan, model.hidden, real(rows), real(copies)),
                       row_bytes(plan.wire_forward) + copies * 12);
-            EXPECT_EQ(wire_bytes(back, plan, model.hidden, real(rows), real(copies)),
+            EXPECT_EQ(message_bytes(back, plan, model.hidden, real(rows), real(copies)),
                       row_bytes(plan.wire_backward) + copies * 4);
             // dispatch.F: a row; of each copy its weight, row and expert. combine.B: the gradient of a row.
             out[{source, owner}] +=
@@ -133,7 +133,7 @@ TEST(Mpi, CountedBytesOfRowsAreThoseThatFollowFromTheRoutes) {
       Plan plan = find_strategy(strategy).make(model, cluster, small_step());
       use_dtype(plan, Dtype::kFp32);
       plan.wire_forward = dedup ? Wire::kBf16 : Wire::kFp8Row;
-      plan.wire_backward = Wire::kFp8Row;
+      plan.wire_backward = dedup ? Wire::kFp8Group : Wire::kFp8Row;
       plan.row_dedup = dedup;
       plan.chunks = dedup ? 1 : 3;
       StepInput input = random_input(plan, model);
@@ -189,6 +189,16 @@ void expect_bits_of_one_process(const Cluster& cluster, void (*change)(Plan&)) {
 TEST(Mpi, RowsWithScalesHaveTheBitsOfOneProcess) {
   expect_bits_of_one_process(load_cluster("demo"),
                              [](Plan& plan) { plan.wire_forward = plan.wire_backward = Wire::kFp8Row; });
+}
+
+TEST(Mpi, RowsWithScalesOfGroupsHaveTheBitsOfOneProcess) {
+  expect_bits_of_one_process(load_cluster("demo"), [](Plan& plan) {
+    plan.wire_forward = Wire::kFp8Row, plan.wire_backward = Wire::kFp8Group;
+  });
+  expect_bits_of_one_process(load_cluster("demo"), [](Plan& plan) {
+    plan.wire_forward = plan.wire_backward = Wire::kFp8Group;
+    plan.row_nodes = {0, 0, 1, 1};
+  });
 }
 
 TEST(Mpi, RowsByNodesHaveTheBitsOfOneProcess) {

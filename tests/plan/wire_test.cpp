@@ -14,6 +14,18 @@ TEST(Wire, RowsHaveTheBytesOfTheirNumbersAndScales) {
   EXPECT_EQ(row_bytes(Wire::kBf16, 100), 200);
   EXPECT_EQ(row_bytes(Wire::kFp16, 100), 200);
   EXPECT_EQ(row_bytes(Wire::kFp8Row, 100), 104);
+  EXPECT_EQ(row_bytes(Wire::kFp8Group, 100), 103.125);
+}
+
+/// A number is a byte; each column of each group has a scale.
+TEST(Wire, MessagesHaveWholeScalesOfTheirLastGroup) {
+  EXPECT_EQ(rows_bytes(Wire::kBf16, 3, 100), 600);
+  EXPECT_EQ(rows_bytes(Wire::kFp8Row, 3, 100), 312);
+  EXPECT_EQ(rows_bytes(Wire::kFp8Group, 0, 100), 0);
+  EXPECT_EQ(rows_bytes(Wire::kFp8Group, 1, 100), 100 + 400);
+  EXPECT_EQ(rows_bytes(Wire::kFp8Group, 128, 100), 12800 + 400);
+  EXPECT_EQ(rows_bytes(Wire::kFp8Group, 129, 100), 12900 + 800);
+  EXPECT_EQ(rows_bytes(Wire::kFp8Group, 256, 100), 256 * row_bytes(Wire::kFp8Group, 100));
 }
 
 TEST(Wire, EveryDtypeIsAWireOfTheSameName) {
@@ -23,20 +35,24 @@ TEST(Wire, EveryDtypeIsAWireOfTheSameName) {
     EXPECT_EQ(without_scales(wire_of(dtype)), wire_of(dtype));
     EXPECT_FALSE(has_scales(wire_of(dtype)));
   }
-  EXPECT_TRUE(has_scales(Wire::kFp8Row));
-  EXPECT_FALSE(dtype_of(Wire::kFp8Row));
-  EXPECT_EQ(without_scales(Wire::kFp8Row), Wire::kBf16);
+  for (const Wire wire : {Wire::kFp8Row, Wire::kFp8Group}) {
+    EXPECT_TRUE(has_scales(wire));
+    EXPECT_EQ(has_groups(wire), wire == Wire::kFp8Group);
+    EXPECT_FALSE(dtype_of(wire));
+    EXPECT_EQ(without_scales(wire), Wire::kBf16);
+  }
 }
 
 TEST(Wire, APlanKeepsItInItsFile) {
   const Cluster cluster = testing::make_cluster(2);
   Plan plan = find_strategy("ep").make(testing::tiny_mixtral(), cluster, testing::small_step());
   EXPECT_EQ(to_json(plan).at("wire_forward"), "fp32");
-  plan.wire_forward = Wire::kFp8Row, plan.wire_backward = Wire::kBf16;
+  plan.wire_forward = Wire::kFp8Row, plan.wire_backward = Wire::kFp8Group;
   const Json json = to_json(plan);
   EXPECT_EQ(json.at("wire_forward"), "fp8_row");
-  EXPECT_EQ(json.at("wire_backward"), "bf16");
+  EXPECT_EQ(json.at("wire_backward"), "fp8_group");
   EXPECT_EQ(plan_from_json(json, "plan").wire_forward, Wire::kFp8Row);
+  EXPECT_EQ(plan_from_json(json, "plan").wire_backward, Wire::kFp8Group);
   Json wrong = json;
   wrong["wire_forward"] = "fp8";
   EXPECT_THROW(plan_from_json(wrong, "plan"), ConfigError);

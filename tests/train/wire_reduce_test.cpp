@@ -47,23 +47,38 @@ TEST(WireReduceRun, EveryStepSaysWhatIsLost) {
 }
 
 TEST(WireReduceRun, RowsWithScalesSayWhatTheyLose) {
-  const WorkFolder folder;
-  TinyRun rig(folder.path(), {{"plan.wire_dtype", "fp8_row"}, {"checkpoint.every", "0"}});
-  for (const StepRecord& record : rig.run(Checkpoints::kOff).outcome.records) {
-    EXPECT_GT(record.rows_error, 0.01);
-    EXPECT_LT(record.rows_error, 0.05);
+  for (const auto& [rows, gradients] : {std::pair{"fp8_row", "fp8_row"},
+                                        {"fp8_row", "fp8_group"},
+                                        {"fp8_group", "bf16"},
+                                        {"fp32", "fp8_group"}}) {
+    const WorkFolder folder;
+    TinyRun rig(folder.path(), {{"plan.wire_dtype", rows},
+                                {"plan.wire_backward", gradients},
+                                {"train.steps", "2"},
+                                {"checkpoint.every", "0"}});
+    for (const StepRecord& record : rig.run(Checkpoints::kOff).outcome.records) {
+      EXPECT_GT(record.rows_error, 0.01) << rows << gradients;
+      EXPECT_LT(record.rows_error, 0.05) << rows << gradients;
+    }
   }
 }
 
-TEST(WireReduceRun, TheFirstLinesSayHowGradientsTravel) {
+TEST(WireReduceRun, TheFirstLinesSayHowRowsAndGradientsTravel) {
   const WorkFolder folder;
-  TinyRun rig(folder.path(), with_feedback({{"train.steps", "1"}, {"checkpoint.every", "0"}}));
+  TinyRun rig(folder.path(), with_feedback({{"train.steps", "1"},
+                                            {"checkpoint.every", "0"},
+                                            {"plan.wire_dtype", "fp8_row"},
+                                            {"plan.wire_backward", "fp8_group"}}));
   std::string notes;
   JobRunOptions options;
   options.data = std::make_shared<const Dataset>(counting_data());
   options.hooks.on_note = [&](const std::string& note) { notes += note + "\n"; };
   train_job(rig.job, options, {}, Processes());
   EXPECT_NE(notes.find("gradients travel in bf16 to the device that sums them, which keeps"),
+            std::string::npos)
+      << notes;
+  EXPECT_NE(notes.find("rows of experts and their gradients travel in fp8_row and fp8_group, rows between "
+                       "other parts in bf16"),
             std::string::npos)
       << notes;
 }

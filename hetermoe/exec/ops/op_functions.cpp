@@ -88,8 +88,10 @@ void check_copies(OpContext& d, DeviceId source, const char* what, i64 got, i64 
 at::Tensor encoded(OpContext& d, const Op& op, const at::Tensor& x_RD) {
   const Wire wire = wire_of(op, d.p.plan());
   at::Tensor out = encode(x_RD, wire);
-  // Dispatches of phase F are on one lane: no other writes here at the same time.
-  const bool measured = op.kind == OpKind::kDispatch && op.phase == Phase::kForward;
+  // Each of these is on one lane: no other writes here at the same time.
+  const bool forward = has_scales(d.p.plan().wire_forward);
+  const bool measured = forward ? op.kind == OpKind::kDispatch && op.phase == Phase::kForward
+                                : op.kind == OpKind::kCombine && op.phase == Phase::kBackward;
   if (measured && has_scales(wire) && x_RD.numel() > 0 && !d.wire_losses.rows.defined())
     d.wire_losses.rows = wire_loss(x_RD, decode(out, wire, x_RD.scalar_type()));
   return out;

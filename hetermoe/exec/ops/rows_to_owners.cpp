@@ -48,14 +48,14 @@ MessageShape::Part expected_rows(OpContext& d, const Op& op, double rows) {
 void check_indices(OpContext& d, const Op& op, DeviceId source, const Tensors& tensors) {
   if (!with_copies(op) || d.routing[idx(op.layer)].on_device) return;
   const std::vector<i64>& slot_of = slots_here(d, op);
-  const i64 num_rows = tensors[0].size(0);
+  const i64 sent = num_rows(tensors[0], wire_of(op, d.p.plan()));
   const at::Tensor rows = to_host(tensors[2], "indices").contiguous(),
                    experts = to_host(tensors[3], "indices").contiguous();
   for (i64 c = 0; c < rows.numel(); ++c) {
     const i64 row = rows.const_data_ptr<i32>()[c], expert = experts.const_data_ptr<i32>()[c];
-    if (row < 0 || row >= num_rows) {
+    if (row < 0 || row >= sent) {
       fail<TransportError>(d.name_of_peer(source), "row of copy {}: got {}, expected 0 to {}", c, row,
-                           num_rows - 1);
+                           sent - 1);
     }
     if (expert < 0 || expert >= static_cast<i64>(slot_of.size()) || slot_of[idx(expert)] < 0)
       fail<TransportError>(d.name_of_peer(source), "expert of copy {}: got {}, which is not here", c, expert);
@@ -142,11 +142,13 @@ Way way_from(const OpContext& d, const Op& op, const NodeRows& nodes, DeviceId s
 }
 
 /// Of the tensors that are to be passed on: rows, then for each owner of the node which of them are its rows,
-/// and its copies.
-Tensors for_owner(const Op& op, const Tensors& passing, std::size_t owner_on_node) {
+/// and its copies. In groups the rows get the scales of other groups: they are rounded once more.
+Tensors for_owner(OpContext& d, const Op& op, const Tensors& passing, std::size_t owner_on_node) {
   const std::size_t each = with_copies(op) ? 4 : 1, first = 1 + owner_on_node * each;
   const at::Tensor pick = passing[first].to(passing[0].device());
-  Tensors out = {passing[0].index_select(0, pick)};
+  const bool grouped = has_groups(wire_of(op, d.p.plan()));
+  Tensors out = {grouped ? encoded(d, op, decoded(d, op, passing[0]).index_select(0, pick))
+                         : passing[0].index_select(0, pick)};
   for (std::size_t t = 1; t < each; ++t) out.push_back(passing[first + t]);
   return out;
 }
@@ -155,13 +157,14 @@ Tensors for_owner(const Op& op, const Tensors& passing, std::size_t owner_on_nod
 void check_picks(OpContext& d, const Op& op, DeviceId source, const NodeRows& nodes, const Tensors& tensors) {
   if (d.routing[idx(op.layer)].on_device) return;
   const std::size_t each = with_copies(op) ? 4 : 1;
+  const i64 sent = num_rows(tensors[0], wire_of(op, d.p.plan()));
   for (std::size_t i = 0; i < owners_here(d, op, nodes).size(); ++i) {
     const at::Tensor pick = to_host(tensors[1 + i * each], "picks").contiguous();
     for (i64 r = 0; r < pick.numel(); ++r) {
       const i32 got = pick.const_data_ptr<i32>()[r];
-      if (got >= 0 && got < tensors[0].size(0)) continue;
+      if (got >= 0 && got < sent) continue;
       fail<TransportError>(d.name_of_peer(source), "pick of row {}: got {}, expected 0 to {}", r, got,
-                           tensors[0].size(0) - 1);
+                           sent - 1);
     }
   }
 }
@@ -243,7 +246,8 @@ void pack_in_node(OpContext& d, const Op& op, Devices mates, std::vector<Message
   for (std::size_t s = 0; s < sources.size(); ++s) {
     if (way_from(d, op, nodes, sources.device(s)) != Way::kToPassOn) continue;
     for (std::size_t i = 0; i < here.size(); ++i)
-      append(out[position(mates, d.p.owners(op)[here[i]])].tensors, for_owner(op, passing_in(d, op)[s], i));
+      append(out[position(mates, d.p.owners(op)[here[i]])].tensors,
+             for_owner(d, op, passing_in(d, op)[s], i));
   }
 }
 

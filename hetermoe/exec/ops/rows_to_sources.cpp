@@ -18,16 +18,21 @@ RowsOfOwner rows_of_owner(OpContext& d, const Op& op) {
   return with_copies(op) ? RowsOfOwner{slot.d_rows, slot.d_weights} : RowsOfOwner{slot.out, {}};
 }
 
-/// f(source, its rows, its weights): slices of these.
+/// f(source, its rows as they travel, its weights). Groups of rows are those of a source; else all rows are
+/// encoded together.
 template <class F>
-void for_sources(OpContext& d, const Op& op, const RowsOfOwner& all, const F& f) {
+void for_sources(OpContext& d, const Op& op, const F& f) {
+  RowsOfOwner all = rows_of_owner(d, op);
+  const bool grouped = has_groups(wire_of(op, d.p.plan()));
+  if (!grouped) all.rows = encoded(d, op, all.rows);
   const ExchangeLoad& load = chunk_of(d, op).load;
   const Exchange exchange(op, d.p);
   const std::size_t me = exchange.owner_index(d.device());
   i64 row = 0, copy = 0;
   for (std::size_t s = 0; s < exchange.sources().size(); ++s) {
     const auto num_rows = static_cast<i64>(exchange.rows_between(load, s, me));
-    Tensors tensors = {all.rows.narrow(0, row, num_rows)};
+    const at::Tensor rows = all.rows.narrow(0, row, num_rows);
+    Tensors tensors = {grouped ? encoded(d, op, rows) : rows};
     row += num_rows;
     if (with_copies(op)) {
       const auto num_copies = static_cast<i64>(load.copies_between(s, me));
@@ -66,9 +71,7 @@ void take_back(OpContext& d, const Op& op, Tensors rows, Tensors weights) {
 void pack_to_sources(OpContext& d, const Op& op, Devices participants, std::vector<Message>& out) {
   if (!d.sends(op)) return;
   const TokenRanges sources = Exchange(op, d.p).sources();
-  RowsOfOwner all = rows_of_owner(d, op);
-  all.rows = encoded(d, op, all.rows);
-  for_sources(d, op, all, [&](std::size_t source, Tensors tensors) {
+  for_sources(d, op, [&](std::size_t source, Tensors tensors) {
     out[position(participants, sources.device(source))].tensors = std::move(tensors);
   });
 }
@@ -103,11 +106,9 @@ void pack_for_relays(OpContext& d, const Op& op, Devices mates, std::vector<Mess
   const std::vector<DeviceId>& owners = d.p.owners(op);
   const std::size_t here = nodes.node_of(position(owners, d.device()));
   const TokenRanges sources = Exchange(op, d.p).sources();
-  RowsOfOwner all = rows_of_owner(d, op);
-  all.rows = encoded(d, op, all.rows);
   std::vector<Tensors>& passing = passing_in(d, op);
   passing.assign(sources.size(), {});
-  for_sources(d, op, all, [&](std::size_t source, Tensors tensors) {
+  for_sources(d, op, [&](std::size_t source, Tensors tensors) {
     const std::optional<std::size_t> relay = nodes.relay(sources.device(source), here);
     if (!relay) {
       passing[source] = std::move(tensors);

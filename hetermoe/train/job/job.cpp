@@ -224,6 +224,7 @@ void set_dtypes(Plan& plan, const PlanOptions& options) {
       plan.dtype[d] = *options.attention_dtype;
   }
   if (options.wire_dtype) plan.wire_forward = plan.wire_backward = *options.wire_dtype;
+  if (options.wire_backward) plan.wire_backward = *options.wire_backward;
 }
 
 /// By default the strategy says which queues there are (moves of roundpipe have some by phase), and how many
@@ -431,8 +432,11 @@ Plan emulated_plan(const Job& job, const Plan& plan) {
   for (Dtype& dtype : out.dtype) dtype = emulated(dtype);
   if (out.grad_dtype == Dtype::kFp64) out.grad_dtype.reset();
   if (job.plan.wire_dtype) return out;
-  for (Wire* wire : {&out.wire_forward, &out.wire_backward})
-    if (const std::optional<Dtype> dtype = dtype_of(*wire)) *wire = wire_of(emulated(*dtype));
+  const auto emulate = [&](Wire& wire) {
+    if (const std::optional<Dtype> dtype = dtype_of(wire)) wire = wire_of(emulated(*dtype));
+  };
+  emulate(out.wire_forward);
+  if (!job.plan.wire_backward) emulate(out.wire_backward);
   return out;
 }
 

@@ -155,7 +155,7 @@ struct PlanOptions : PlanChoices, CutOptions {
   bool node_dedup = false, shard_weights = false;
   std::vector<std::string> offload;
   std::optional<Dtype> attention_dtype, expert_dtype;
-  std::optional<Wire> wire_dtype;
+  std::optional<Wire> wire_dtype, wire_backward;
   template <class V>
   void fields(V& v) {
     v("file", file, "a plan.json to run instead of asking the strategy");
@@ -191,7 +191,9 @@ struct PlanOptions : PlanChoices, CutOptions {
     v("attention_dtype", attention_dtype, "compute dtype of devices with attention");
     v("expert_dtype", expert_dtype, "compute dtype of devices with experts only");
     v("wire_dtype", wire_dtype,
-      "how rows travel; fp8_row is for rows of experts, the rest travels in bf16 then (docs/precision.md)");
+      "how rows travel; fp8_row and fp8_group are for rows of experts, the rest travels in bf16 then "
+      "(docs/precision.md)");
+    v("wire_backward", wire_backward, "how gradients of rows travel. null = as plan.wire_dtype says");
   }
 };
 

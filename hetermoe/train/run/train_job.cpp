@@ -34,8 +34,10 @@ std::string rows_note(const Plan& plan) {
   const char* what = !backward  ? "rows of experts"
                      : !forward ? "gradients of rows of experts"
                                 : "rows of experts and their gradients";
-  return fmt::format("{} travel in {}, rows between other parts in {} (docs/precision.md)", what,
-                     name_of(wire), name_of(without_scales(wire)));
+  const bool differ = forward && backward && plan.wire_forward != plan.wire_backward;
+  return fmt::format("{} travel in {}{}, rows between other parts in {} (docs/precision.md)", what,
+                     name_of(wire), differ ? fmt::format(" and {}", name_of(plan.wire_backward)) : "",
+                     name_of(without_scales(wire)));
 }
 
 /// How gradients travel in fewer bits than they are kept in; empty = they do not.

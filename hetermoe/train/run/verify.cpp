@@ -138,11 +138,14 @@ void draw_adapters(Session& session, u64 seed) {
 
 VerifyResult verify_plan(const Job& job, const ModelConfig& model, const Cluster& cluster, Plan plan,
                          const Batch& batch) {
-  if (has_scales(plan.wire_forward) || has_scales(plan.wire_backward))
-    fail<ConfigError>("plan.wire_dtype",
-                      "got fp8_row, expected another: verify compares in fp64. Add --plan.wire_dtype fp64, "
-                      "or change it in the "
-                      "plan's file");
+  for (const auto& [key, wire] : {std::pair{"plan.wire_dtype", plan.wire_forward},
+                                  std::pair{"plan.wire_backward", plan.wire_backward}}) {
+    if (!has_scales(wire)) continue;
+    fail<ConfigError>(key,
+                      "got {}, expected fp64: verify compares in fp64. Add --plan.wire_dtype fp64 "
+                      "--plan.wire_backward fp64, or change it in the plan's file",
+                      name_of(wire));
+  }
   if (plan.wire_reduce != WireReduce::kFp32)
     fail<ConfigError>(
         "plan.wire_reduce",
