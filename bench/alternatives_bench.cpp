@@ -168,19 +168,25 @@ void print_teams(Document& document) {
         const std::string what = fmt::format("{}, {}, {} x {}", name, cluster.name, sequences, seq_len);
         std::cerr << what << "\n";
         if (found == nullptr) continue;
-        const auto speed = [&](Exchange exchange) {
-          return tokens_per_s(found->plan, model, cluster, exchange);
-        };
+        Plan whole = found->plan;
+        whole.head_parts = 1;
+        const auto speed = [&](Exchange exchange) { return tokens_per_s(whole, model, cluster, exchange); };
         const double heads = speed(Exchange::kHeads);
+        const auto in_parts = [&](i32 parts) {
+          Plan plan = whole;
+          plan.head_parts = parts;
+          return fmt::format("{:.2f}", tokens_per_s(plan, model, cluster, Exchange::kHeads) / heads);
+        };
         const auto times = [&](Exchange exchange) { return fmt::format("{:.2f}", speed(exchange) / heads); };
         rows.push_back({what, std::to_string(equal_teams(found->plan)),
-                        found == &result.best() ? "yes" : "no", fmt::format("{:.0f}", heads),
-                        times(Exchange::kTensor), times(Exchange::kRing), times(Exchange::kFree)});
+                        found == &result.best() ? "yes" : "no", fmt::format("{:.0f}", heads), in_parts(2),
+                        in_parts(4), times(Exchange::kTensor), times(Exchange::kRing),
+                        times(Exchange::kFree)});
       }
     }
   }
   document.table({"model, cluster, sequences of a step", "team", "fastest plan", "tokens/s by heads",
-                  "tensor parallel", "ring", "free exchanges"},
+                  "in 2 parts", "in 4 parts", "tensor parallel", "ring", "free exchanges"},
                  rows);
 }
 

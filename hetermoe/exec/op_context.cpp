@@ -40,7 +40,7 @@ OpContext::OpContext(const RunContext& run, DeviceState& device_state)
     slots = Slots(p.num_layers(), static_cast<i32>(num_microbatches), 0, p.num_saved_pieces());
     return;
   }
-  slots = Slots(p.num_layers(), static_cast<i32>(num_microbatches), plan.chunks);
+  slots = Slots(p.num_layers(), static_cast<i32>(num_microbatches), std::max(plan.chunks, plan.head_parts));
   for (i32 l = 0; l < p.num_layers(); ++l) {
     routing.emplace_back(owner_table(p, group, l), static_cast<i64>(p.num_owners(group, l)), where());
   }

@@ -52,17 +52,19 @@ struct MicrobatchSlot {
   }
 };
 
-/// Buffers of one chunk of one layer and microbatch on one device. Vectors over owners or sources follow the
-/// order of the owners (ascending) and of the shares row.
+/// Buffers of one chunk of rows, or part of a team's heads, of one layer and microbatch on one device.
+/// Vectors over owners or sources follow the order of the owners (ascending) and of the shares row.
 struct ChunkSlot {
   HM_BUFFERS_OF_CHUNK(HM_MEMBER)
-  RoutedCopies routed;           // kRouting
-  ExchangeLoad load;             // counts of this exchange, known everywhere after dispatch.F
-  std::vector<i64> offsets;      // of an owner: [slots + 1] copies of each slot, known then
-  at::Tensor rows, weights;      // kRows: received rows; routing weights in grouped order
-  CopyGroups away_groups;        // while kRows are on the host: numbers, and shapes (meta tensors)
-  std::vector<at::Tensor> away;  // likewise of all that went there
-  CopyGroups groups;             // kRows
+  TokenHeads heads, d_heads;          // kHeads, kDHeads: [tokens of the team, own heads of the part, *]
+  std::shared_ptr<PartGraph> scores;  // kSavedScores
+  RoutedCopies routed;                // kRouting
+  ExchangeLoad load;                  // counts of this exchange, known everywhere after dispatch.F
+  std::vector<i64> offsets;           // of an owner: [slots + 1] copies of each slot, known then
+  at::Tensor rows, weights;           // kRows: received rows; routing weights in grouped order
+  CopyGroups away_groups;             // while kRows are on the host: numbers, and shapes (meta tensors)
+  std::vector<at::Tensor> away;       // likewise of all that went there
+  CopyGroups groups;                  // kRows
   std::unique_ptr<ExpertsSaved> saved, guests_saved;  // kSavedExperts
   std::unique_ptr<ExpertsLeft> left, guests_left;     // kLeftExperts
   at::Tensor d_rows, d_weights;                       // kDRows
@@ -77,6 +79,9 @@ struct ChunkSlot {
   template <class Visitor>
   void visit(Visitor&& visitor) {
     HM_BUFFERS_OF_CHUNK(HM_VISIT)
+    visitor(Buffer::kHeads, heads);
+    visitor(Buffer::kSavedScores, scores);
+    visitor(Buffer::kDHeads, d_heads);
     visitor(Buffer::kLoad, picks);  // the counts are small, and read after the step
     visitor(Buffer::kRows, rows, weights, groups);
     visitor(Buffer::kSavedExperts, saved, guests_saved);
@@ -90,11 +95,6 @@ struct ChunkSlot {
 struct TeamSlot {
   TokenHeads qkv;                         // kQkv: [own tokens, all heads, *]
   std::shared_ptr<PartGraph> projection;  // kSavedProjection
-  TokenHeads heads;                       // kHeads: [tokens of the team, own heads, *]
-  std::shared_ptr<PartGraph> scores;      // kSavedScores
-  at::Tensor context;                     // kContext: [tokens of the team, own heads * width]
-  at::Tensor d_context;                   // kDContext
-  TokenHeads d_heads;                     // kDHeads
   TokenHeads d_qkv;                       // kDQkv
 };
 
@@ -120,11 +120,6 @@ struct LayerSlot {
     HM_BUFFERS_OF_LAYER(HM_VISIT)
     visitor(Buffer::kQkv, team.qkv);
     visitor(Buffer::kSavedProjection, team.projection);
-    visitor(Buffer::kHeads, team.heads);
-    visitor(Buffer::kSavedScores, team.scores);
-    visitor(Buffer::kContext, team.context);
-    visitor(Buffer::kDContext, team.d_context);
-    visitor(Buffer::kDHeads, team.d_heads);
     visitor(Buffer::kDQkv, team.d_qkv);
     visitor(Buffer::kRouting, topk, weights, owner_TK, next_CSO);
     for (ChunkSlot& chunk : chunks) visitor(Buffer::kRouting, chunk.routed);

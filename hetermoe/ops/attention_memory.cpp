@@ -36,24 +36,22 @@ Bytes BufferSizes::projection_kept(i32 layer, const Team& team, DeviceId device)
 /// Their share of those of all heads, but for keys and values that several devices need. Latents are kept
 /// beside the keys and values made of them.
 Bytes BufferSizes::scores_kept(i32 layer, const Team& team, DeviceId device) const {
-  const HeadRange heads = team.of(device).heads;
+  const HeadRange heads = team.of(device).heads, keys_for = team.of(device).keys_for;
   const Bytes all = kept_bytes_of(model_, layer, Activation::In::kScores, activations(layer, team, device));
   const double of_queries = real(heads.count) / real(model_.num_heads);
   const double made = team.latents ? 0 : of_queries * real(model_.key_width() + model_.value_width());
-  const double came = real(key_values(model_, team, heads).width());
+  const double came = real(key_values(model_, team, keys_for).width());
   return of_queries * all + (came - made) * element(device);
 }
 
 Team BufferSizes::team_of(const BufferKey& key, DeviceId device) const {
-  return team_of(key.layer(), key.microbatch(), device);
-}
-
-Team BufferSizes::team_of(i32 layer, i32 microbatch, DeviceId device) const {
+  const bool of_part = key.shape() == KeyShape::kOfChunk;
   const Op op{.kind = OpKind::kScores,
+              .chunk = static_cast<std::int16_t>(of_part ? key.chunk() : 0),
               .group = static_cast<std::int16_t>(group_of(device)),
-              .layer = layer,
-              .microbatch = microbatch};
-  return placement_.team_of(op, device);
+              .layer = key.layer(),
+              .microbatch = key.microbatch()};
+  return of_part ? placement_.part_of_team(op, device) : placement_.team_of(op, device);
 }
 
 /// An MLP of its own makes the layer's residual stream one row more.

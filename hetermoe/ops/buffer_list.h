@@ -17,48 +17,50 @@
     "gradient of the load-balancing loss: [sequences of the microbatch, parts of the loss, experts]")
 
 // Layer -1 is the embedding, num_layers the head.
-#define HM_BUFFERS_OF_LAYER(X)                                                                            \
-  X(kHidden, hidden, kTensor, kStep, kSaved, rows_of_tokens,                                              \
-    "input of a layer or of the head; the saved input that backward starts from")                         \
-  X(kQkv, qkv, kOther, kStep, kInFlight, qkv,                                                             \
-    "in a team: queries, keys and values of own tokens, all heads")                                       \
-  X(kSavedProjection, saved_projection, kOther, kStep, kSaved, saved_projection,                          \
-    "in a team: activations up to these")                                                                 \
-  X(kHeads, heads, kOther, kStep, kInFlight, heads,                                                       \
-    "in a team: queries, keys and values of own heads, of all tokens of the team")                        \
-  X(kSavedScores, saved_scores, kOther, kStep, kSaved, saved_scores,                                      \
-    "in a team: these, and what the attention kernel made of them")                                       \
-  X(kContext, context, kOther, kStep, kInFlight, context,                                                 \
-    "in a team: output of the attention kernel: [tokens of the team, own heads * width]")                 \
-  X(kAttended, attended, kTensor, kStep, kSaved, attended,                                                \
-    "in a team: the same by tokens; backward starts from it, too: [own tokens, all heads * width]")       \
-  X(kDAttended, d_attended, kTensor, kStep, kInFlight, attended, "its gradient")                          \
-  X(kDContext, d_context, kOther, kStep, kInFlight, context, "the same on the devices of the heads")      \
-  X(kDHeads, d_heads, kOther, kStep, kInFlight, heads, "gradients of queries, keys and values, by heads") \
-  X(kDQkv, d_qkv, kOther, kStep, kInFlight, qkv, "the same by tokens")                                    \
-  X(kDInput, d_input, kTensor, kStep, kInFlight, rows_of_tokens,                                          \
-    "in a team: gradient of the layer's input, of all that comes after the attention kernel")             \
-  X(kResidual, residual, kTensor, kStep, kInFlight, residual,                                             \
-    "residual stream after the attention part, until the expert rows are added")                          \
-  X(kSend, send, kTensor, kStep, kInFlight, send, "normed rows that dispatch sends")                      \
-  X(kRouting, routing, kOther, kStep, kSaved, routing,                                                    \
-    "top-k choice and weights, kept until attention.B; tables of what a source sends")                    \
-  X(kSavedAttention, saved_attention, kOther, kStep, kSaved, saved_attention,                             \
-    "activations of the attention part (recompute off, or made by attention.R)")                          \
-  X(kLeftAttention, left_attention, kOther, kStep, kSaved, left_attention,                                \
-    "what attention.B leaves for attention.W: inputs of products, gradients of results")                  \
-  X(kMoveOut, move_out, kTensor, kStep, kInFlight, move_out, "merged rows before a move")                 \
-  X(kDHidden, d_hidden, kTensor, kStep, kInFlight, rows_of_tokens,                                        \
-    "gradient of a layer's output, or of the embedding's, on the attention devices")                      \
-  X(kDMove, d_move, kTensor, kStep, kInFlight, rows_of_tokens, "gradient rows before a backward move")    \
-  X(kTally, tally, kOther, kStep, kInFlight, nullptr,                                                     \
-    "who computes how many copies of an exchange, on its sources, and on its owners where they lend "     \
-    "experts")                                                                                            \
-  X(kGuest, guest, kOther, kStep, kWeights, guest,                                                        \
-    "weights of experts that are lent to an owner for an exchange")                                       \
+#define HM_BUFFERS_OF_LAYER(X)                                                                         \
+  X(kHidden, hidden, kTensor, kStep, kSaved, rows_of_tokens,                                           \
+    "input of a layer or of the head; the saved input that backward starts from")                      \
+  X(kQkv, qkv, kOther, kStep, kInFlight, qkv,                                                          \
+    "in a team: queries, keys and values of own tokens, all heads")                                    \
+  X(kSavedProjection, saved_projection, kOther, kStep, kSaved, saved_projection,                       \
+    "in a team: activations up to these")                                                              \
+  X(kAttended, attended, kTensor, kStep, kSaved, attended,                                             \
+    "in a team: the same by tokens; backward starts from it, too: [own tokens, all heads * width]")    \
+  X(kDAttended, d_attended, kTensor, kStep, kInFlight, attended, "its gradient")                       \
+  X(kDQkv, d_qkv, kOther, kStep, kInFlight, qkv, "in a team: gradients of these, of own tokens")       \
+  X(kDInput, d_input, kTensor, kStep, kInFlight, rows_of_tokens,                                       \
+    "in a team: gradient of the layer's input, of all that comes after the attention kernel")          \
+  X(kResidual, residual, kTensor, kStep, kInFlight, residual,                                          \
+    "residual stream after the attention part, until the expert rows are added")                       \
+  X(kSend, send, kTensor, kStep, kInFlight, send, "normed rows that dispatch sends")                   \
+  X(kRouting, routing, kOther, kStep, kSaved, routing,                                                 \
+    "top-k choice and weights, kept until attention.B; tables of what a source sends")                 \
+  X(kSavedAttention, saved_attention, kOther, kStep, kSaved, saved_attention,                          \
+    "activations of the attention part (recompute off, or made by attention.R)")                       \
+  X(kLeftAttention, left_attention, kOther, kStep, kSaved, left_attention,                             \
+    "what attention.B leaves for attention.W: inputs of products, gradients of results")               \
+  X(kMoveOut, move_out, kTensor, kStep, kInFlight, move_out, "merged rows before a move")              \
+  X(kDHidden, d_hidden, kTensor, kStep, kInFlight, rows_of_tokens,                                     \
+    "gradient of a layer's output, or of the embedding's, on the attention devices")                   \
+  X(kDMove, d_move, kTensor, kStep, kInFlight, rows_of_tokens, "gradient rows before a backward move") \
+  X(kTally, tally, kOther, kStep, kInFlight, nullptr,                                                  \
+    "who computes how many copies of an exchange, on its sources, and on its owners where they lend "  \
+    "experts")                                                                                         \
+  X(kGuest, guest, kOther, kStep, kWeights, guest,                                                     \
+    "weights of experts that are lent to an owner for an exchange")                                    \
   X(kGuestGrad, guest_grad, kOther, kStep, kGradients, guest_gradients, "gradients of these experts")
 
+// Of a chunk of rows or, in a team, of a part of the heads (Plan::head_parts).
 #define HM_BUFFERS_OF_CHUNK(X)                                                                  \
+  X(kHeads, heads, kOther, kStep, kInFlight, heads,                                             \
+    "in a team: queries, keys and values of own heads, of all tokens of the team")              \
+  X(kSavedScores, saved_scores, kOther, kStep, kSaved, saved_scores,                            \
+    "in a team: these, and what the attention kernel made of them")                             \
+  X(kContext, context, kTensor, kStep, kInFlight, context,                                      \
+    "in a team: output of the attention kernel: [tokens of the team, own heads * width]")       \
+  X(kDContext, d_context, kTensor, kStep, kInFlight, context, "its gradient")                   \
+  X(kDHeads, d_heads, kOther, kStep, kInFlight, heads,                                          \
+    "gradients of queries, keys and values, by own heads")                                      \
   X(kLoad, load, kOther, kStep, kInFlight, load,                                                \
     "counts of an exchange: dispatch.F tells all participants, the other transfers reuse them") \
   X(kRows, rows, kOther, kStep, kSaved, received,                                               \

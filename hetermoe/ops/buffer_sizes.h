@@ -86,9 +86,8 @@ class BufferSizes {
   /// Per token: what the first op of a team keeps; and the attention kernel, of some heads.
   Bytes projection_kept(i32 layer, const Team& team, DeviceId device) const;
   Bytes scores_kept(i32 layer, const Team& team, DeviceId device) const;
-  /// The device's team.
+  /// The device's team; of a buffer of a part of the heads, with that part alone.
   Team team_of(const BufferKey& key, DeviceId device) const;
-  Team team_of(i32 layer, i32 microbatch, DeviceId device) const;
   /// The buffer is part of kSavedAttention.
   bool saves_residual(i32 layer, DeviceId device) const;
   bool saves_send(i32 layer, DeviceId device) const;

@@ -43,7 +43,7 @@ Bytes saved_projection(BufferSizes& s, const Key& k, PlaceId place) {
 /// Of all tokens of the device's team, by its heads.
 Bytes heads(BufferSizes& s, const Key& k, PlaceId place) {
   const Team team = s.team_of(k, place);
-  return real(team.tokens * width_to_heads(s.model(), team, team.of(place).heads)) * s.element(place);
+  return real(team.tokens * width_to_heads(s.model(), team, team.of(place))) * s.element(place);
 }
 Bytes context(BufferSizes& s, const Key& k, PlaceId place) {
   const Team team = s.team_of(k, place);
@@ -236,7 +236,7 @@ const std::vector<std::string>& EnumNames<SlotPart>::names() {
 
 BufferIndex::BufferIndex(const Placement& placement) {
   const Plan& plan = placement.plan();
-  const i64 layers = placement.num_layers() + 2, chunks = plan.chunks;
+  const i64 layers = placement.num_layers() + 2, chunks = std::max(plan.chunks, plan.head_parts);
   i64 slots = std::max({1, plan.slots.attention, plan.slots.experts, plan.slots.saved}), microbatches = 1;
   for (const State& state : placement.states())
     slots = std::max(slots, i64{state.first_slot + num_slots(plan, state.part)});

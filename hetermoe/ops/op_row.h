@@ -94,6 +94,7 @@ struct OpRow {
   Stage stage = Stage::kNone;
   Occurs occurs;
   bool has_layer = false, has_microbatch = false, has_chunk = false, has_state = false;
+  bool has_part = false;   ///< Op::chunk is a part of the heads (Plan::head_parts)
   bool of_inputs = false;  ///< its layer is the one whose input it brings: num_layers is the head
   std::optional<Pricing> pricing = {};  ///< of a compute op; transfers have none
 

@@ -13,6 +13,11 @@ namespace {
 
 bool in_team(const Op& op, const Placement& placement) { return placement.has_teams(op.group, op.layer); }
 
+/// Of a buffer that all parts of the heads fill, in the order of backward.
+Mode made_backward(const AccessList& list) {
+  return list.op.chunk + 1 == list.p.plan().head_parts ? Mode::kWrite : Mode::kAdd;
+}
+
 /// Ops of their own make again what the attention kernel's backward needs.
 bool occurs_in(const Op& op, const Placement& placement) {
   return in_team(op, placement) &&
@@ -64,7 +69,7 @@ void project_work(const WorkModel& model, const ExchangeLoad*, ComputeWork& work
 Bytes project_workspace(BufferSizes& s, const Op& op, DeviceId device) {
   const double tokens = s.tokens(op.layer, op.microbatch, device);
   const bool keeps = s.keeps(op.layer, device) || op.phase == Phase::kRecompute;
-  const Bytes kept = s.projection_kept(op.layer, s.team_of(op.layer, op.microbatch, device), device);
+  const Bytes kept = s.projection_kept(op.layer, s.placement().team_of(op, device), device);
   if (op.phase == Phase::kBackward) return tokens * (2 * s.row(device) + kept);
   return keeps ? 0 : tokens * kept;
 }
@@ -83,29 +88,29 @@ std::optional<UsedPart> scores_grades(const Op& op, const Placement& placement) 
   return op.phase == Phase::kBackward ? scores_uses(op, placement) : std::nullopt;
 }
 
+/// Keys and values of all parts of the heads come with part 0, and the sums of their gradients go with it:
+/// backward takes the parts from the last to the first.
 void scores_accesses(AccessList& list) {
+  const Op& op = list.op;
+  const auto of_first = [&](Buffer buffer) {
+    return BufferKey::of_chunk(buffer, op.layer, op.microbatch, 0);
+  };
   list.read_params();
-  switch (list.op.phase) {
-    case Phase::kForward:
-      list.read(Buffer::kHeads);
-      list.write(Buffer::kContext);
-      if (list.saves_activations()) list.write(Buffer::kSavedScores);
-      return;
-    case Phase::kRecompute:
-      list.read(Buffer::kHeads);
-      return list.write(Buffer::kSavedScores);
-    case Phase::kBackward:
-      list.read(Buffer::kSavedScores);
-      list.read(Buffer::kDContext);
-      if (const auto part = scores_grades(list.op, list.p)) list.add_grad(part->part, part->layer);
-      return list.write(Buffer::kDHeads);
-    case Phase::kWeights:
-      return;
+  if (op.phase == Phase::kBackward) {
+    list.read(Buffer::kSavedScores);
+    list.read(Buffer::kDContext);
+    if (const auto part = scores_grades(op, list.p)) list.add_grad(part->part, part->layer);
+    if (op.chunk > 0) list.write(Buffer::kDHeads);
+    return list.add(of_first(Buffer::kDHeads), made_backward(list));
   }
+  list.read(Buffer::kHeads);
+  if (op.chunk > 0) list.add(of_first(Buffer::kHeads), Mode::kRead);
+  if (op.phase == Phase::kForward) list.write(Buffer::kContext);
+  if (op.phase == Phase::kRecompute || list.saves_activations()) list.write(Buffer::kSavedScores);
 }
 
 void scores_work(const WorkModel& model, const ExchangeLoad*, ComputeWork& work) {
-  const Team team = model.placement().team_of(work.op, work.device);
+  const Team team = model.placement().part_of_team(work.op, work.device);
   work.of_team = true;
   work.latents = team.latents;
   work.frozen = model.frozen_part(work.device, {UnitPart::kAttention, work.op.layer});
@@ -117,12 +122,13 @@ void scores_work(const WorkModel& model, const ExchangeLoad*, ComputeWork& work)
 /// gradients of these.
 Bytes scores_workspace(BufferSizes& s, const Op& op, DeviceId device) {
   const ModelConfig& m = s.model();
-  const Team team = s.team_of(op.layer, op.microbatch, device);
-  const HeadRange heads = team.of(device).heads;
+  const Team team = s.placement().part_of_team(op, device);
+  const TeamMember& own = team.of(device);
+  const HeadRange heads = own.heads;
   if (op.phase == Phase::kBackward && team.latents)
     return real(team.tokens * heads.count * (m.head_dim + m.value_dim())) * s.element(device);
   if (s.keeps(op.layer, device) || op.phase != Phase::kForward) return 0;
-  const Bytes held = real(width_to_heads(m, team, heads) + width_to_tokens(m, heads)) * s.element(device);
+  const Bytes held = real(width_to_heads(m, team, own) + width_to_tokens(m, heads)) * s.element(device);
   return real(team.tokens) * std::max(0.0, s.scores_kept(op.layer, team, device) - held);
 }
 
@@ -130,21 +136,27 @@ Bytes scores_workspace(BufferSizes& s, const Op& op, DeviceId device) {
 
 /// Every device of a team has tokens and heads, perhaps none.
 void to_heads_accesses(AccessList& list) {
-  const bool back = list.op.phase == Phase::kBackward;
-  list.read(back ? Buffer::kDHeads : Buffer::kQkv);
-  list.write(back ? Buffer::kDQkv : Buffer::kHeads);
+  if (list.op.phase == Phase::kBackward) {
+    list.read(Buffer::kDHeads);
+    return list.add(Buffer::kDQkv, made_backward(list));
+  }
+  list.read(Buffer::kQkv);
+  list.write(Buffer::kHeads);
 }
 
 void to_tokens_accesses(AccessList& list) {
-  const bool back = list.op.phase == Phase::kBackward;
-  list.read(back ? Buffer::kDAttended : Buffer::kContext);
-  list.write(back ? Buffer::kDContext : Buffer::kAttended);
+  if (list.op.phase == Phase::kBackward) {
+    list.read(Buffer::kDAttended);
+    return list.write(Buffer::kDContext);
+  }
+  list.read(Buffer::kContext);
+  list.add(Buffer::kAttended, list.op.chunk == 0 ? Mode::kWrite : Mode::kAdd);
 }
 
-using WidthOf = i64 (*)(const ModelConfig&, const Team&, const HeadRange&);
+using WidthOf = i64 (*)(const ModelConfig&, const Team&, const TeamMember&);
 
-i64 context_width(const ModelConfig& model, const Team&, const HeadRange& heads) {
-  return width_to_tokens(model, heads);
+i64 context_width(const ModelConfig& model, const Team&, const TeamMember& member) {
+  return width_to_tokens(model, member.heads);
 }
 
 Bytes wire_element(const Plan& plan, const Op& op) { return row_bytes(wire_of(op, plan), 1); }
@@ -160,11 +172,11 @@ template <WidthOf kWidth, bool kToHeads>
 std::vector<PortBytes> bytes_of_op(const WorkModel& model, const Op& op,
                                    std::span<const PlaceId> participants, const ExchangeLoad*) {
   const Bytes element = wire_element(model.placement().plan(), op);
-  const Team team = model.placement().team_of(op);
+  const Team team = model.placement().part_of_team(op);
   Sums all;
   std::map<std::size_t, Sums> of_node;
   const auto sums_of = [&](const TeamMember& member) {
-    return Sums{member.tokens, kWidth(model.model(), team, member.heads)};
+    return Sums{member.tokens, kWidth(model.model(), team, member)};
   };
   for (const TeamMember& member : team.members) {
     const Sums own = sums_of(member);
@@ -187,11 +199,11 @@ std::vector<PortBytes> bytes_of_op(const WorkModel& model, const Op& op,
 /// What is sent and what came, where it is not the buffer itself.
 template <WidthOf kWidth>
 Bytes transfer_workspace(BufferSizes& s, const Op& op, DeviceId device) {
-  const Team team = s.placement().team_of(op);
+  const Team team = s.placement().part_of_team(op);
   const TeamMember& own = team.of(device);
   i64 all = 0;
-  for (const TeamMember& member : team.members) all += kWidth(s.model(), team, member.heads);
-  const double numbers = real(own.tokens * all + team.tokens * kWidth(s.model(), team, own.heads));
+  for (const TeamMember& member : team.members) all += kWidth(s.model(), team, member);
+  const double numbers = real(own.tokens * all + team.tokens * kWidth(s.model(), team, own));
   return numbers * wire_element(s.placement().plan(), op);
 }
 
@@ -226,6 +238,7 @@ const OpRow op_rows::scores = {
     .occurs = Occurs::kInMicrobatch,
     .has_layer = true,
     .has_microbatch = true,
+    .has_part = true,
     .pricing = Pricing::kScores,
     .accesses = scores_accesses,
     .occurs_in = occurs_in,
@@ -242,6 +255,7 @@ const OpRow op_rows::to_heads = {
     .occurs = Occurs::kInMicrobatch,
     .has_layer = true,
     .has_microbatch = true,
+    .has_part = true,
     .accesses = to_heads_accesses,
     .occurs_in = occurs_in,
     .bytes = bytes_of_op<width_to_heads, true>,
@@ -255,6 +269,7 @@ const OpRow op_rows::to_tokens = {
     .occurs = Occurs::kInMicrobatch,
     .has_layer = true,
     .has_microbatch = true,
+    .has_part = true,
     .accesses = to_tokens_accesses,
     .occurs_in = in_team,
     .bytes = bytes_of_op<context_width, false>,

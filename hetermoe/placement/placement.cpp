@@ -25,6 +25,8 @@ Placement::Placement(const Plan& plan, const ModelConfig& model, const StepOptio
       num_layers_(static_cast<i32>(model.num_layers)),
       num_devices_(plan.dtype.size()),
       num_hosts_(plan.hosts.empty() ? 0 : 1 + *std::max_element(plan.hosts.begin(), plan.hosts.end())),
+      num_heads_(model.num_heads),
+      num_kv_heads_(model.num_kv_heads),
       latents_for_(most_for_latents(model)),
       may_move_(static_cast<std::size_t>(model.num_layers) + 1, false),
       states_(plan, model, options) {

@@ -80,6 +80,9 @@ class Placement {
   /// That of an op inside a team; and that of a device in the op's layer.
   Team team_of(const Op& op) const { return team(op, op.team); }
   Team team_of(const Op& op, DeviceId device) const { return team(op, team_with(attention_row(op), device)); }
+  /// Likewise, with the heads of the op's part (Plan::head_parts) alone.
+  Team part_of_team(const Op& op) const { return part_of(op, team_of(op)); }
+  Team part_of_team(const Op& op, DeviceId device) const { return part_of(op, team_of(op, device)); }
   /// All of them for a microbatch.
   std::vector<Team> teams_of(i32 group, i32 layer, i32 microbatch) const {
     return hetermoe::teams_of(share_row(plan_.groups[idx(group)].layers[idx(layer)].attention, microbatch),
@@ -214,6 +217,9 @@ class Placement {
   Team team(const Op& op, i32 number) const {
     return hetermoe::team_of(attention_row(op), number, plan_.seq_len, latents_for_);
   }
+  Team part_of(const Op& op, const Team& team) const {
+    return team.with_part(num_heads_, num_kv_heads_, op.chunk, plan_.head_parts);
+  }
   bool is_owner(i32 group, i32 layer, DeviceId device) const {
     return owner_bits_[static_cast<std::size_t>(group)][static_cast<std::size_t>(layer)]
                       [static_cast<std::size_t>(device)];
@@ -233,6 +239,7 @@ class Placement {
   std::vector<DeviceId> user_of_host_;  // [host]
   std::vector<i32> number_on_host_;     // [device] among those of its host, which follow one another
   std::vector<bool> moe_;
+  i64 num_heads_, num_kv_heads_;
   i64 latents_for_;                                         // devices of a team
   std::vector<std::vector<bool>> scores_have_weights_;      // [group][layer]
   std::vector<Stages> stages_;                              // [group]

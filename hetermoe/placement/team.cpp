@@ -19,6 +19,22 @@ const TeamMember& Team::of(DeviceId device) const {
   return *found;
 }
 
+Team Team::with_part(i64 num_heads, i64 num_kv_heads, i32 part, i32 parts) const {
+  Team out = *this;
+  if (parts == 1) return out;
+  const i64 of_group = num_heads / num_kv_heads;
+  for (TeamMember& member : out.members) {
+    const HeadRange all = member.heads, groups = key_value_heads(all, num_heads, num_kv_heads);
+    const auto begin_of = [&](i64 index) {
+      if (groups.count < parts) return all.begin + all.count * index / parts;
+      return std::clamp((groups.begin + groups.count * index / parts) * of_group, all.begin, all.end());
+    };
+    member.heads = {begin_of(part), begin_of(part + 1) - begin_of(part)};
+    if (part > 0) member.keys_for = {all.begin, 0};
+  }
+  return out;
+}
+
 i32 num_teams(const ShareRow& row) { return has_teams(row) ? row.back().team + 1 : 0; }
 
 i32 team_with(const ShareRow& row, DeviceId device) {
@@ -36,7 +52,8 @@ namespace {
 
 void add_member(Team& team, const Share& share) {
   const i64 heads = team.members.empty() ? 0 : team.members.back().heads.end();
-  team.members.push_back({share.device, team.tokens, share.tokens, {heads, share.heads}});
+  const HeadRange own{heads, share.heads};
+  team.members.push_back({share.device, team.tokens, share.tokens, own, own});
   team.tokens += share.tokens;
 }
 
@@ -79,6 +96,10 @@ KeyValues key_values(const ModelConfig& model, const Team& team, const HeadRange
 
 i64 width_to_heads(const ModelConfig& model, const Team& team, const HeadRange& heads) {
   return heads.count * model.head_dim + key_values(model, team, heads).width();
+}
+
+i64 width_to_heads(const ModelConfig& model, const Team& team, const TeamMember& member) {
+  return member.heads.count * model.head_dim + key_values(model, team, member.keys_for).width();
 }
 
 i64 width_to_tokens(const ModelConfig& model, const HeadRange& heads) {

@@ -19,6 +19,7 @@ struct TeamMember {
   DeviceId device = 0;
   i64 begin = 0, tokens = 0;  ///< its tokens, from the team's first one
   HeadRange heads;            ///< query heads of the attention kernel
+  HeadRange keys_for;         ///< query heads whose keys and values travel with these: all, or none
 };
 /// Devices that have the same sequences of a microbatch: the share of each, in the order of its row.
 struct Team {
@@ -28,6 +29,9 @@ struct Team {
   bool latents = false;
   /// The device is one of them.
   const TeamMember& of(DeviceId device) const;
+  /// With part `part` of `parts` of each member's query heads: whole key-value groups, where there are as
+  /// many. Keys and values of all of a member's heads travel with part 0.
+  Team with_part(i64 num_heads, i64 num_kv_heads, i32 part, i32 parts) const;
 };
 i32 num_teams(const ShareRow& row);
 /// Number of the device's team in a row. The device must be in a team there.
@@ -50,6 +54,8 @@ KeyValues key_values(const ModelConfig& model, const Team& team, const HeadRange
 /// Numbers that one token of a device sends to another before the attention kernel: queries of the heads of
 /// the other, and what these need beside.
 i64 width_to_heads(const ModelConfig& model, const Team& team, const HeadRange& heads);
+/// The same where keys and values travel for other heads than these.
+i64 width_to_heads(const ModelConfig& model, const Team& team, const TeamMember& member);
 /// And that come back for it.
 i64 width_to_tokens(const ModelConfig& model, const HeadRange& heads);
 

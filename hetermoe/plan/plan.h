@@ -212,6 +212,7 @@ struct ExpectedTimes {
 /// Keys that a plan and a job's `plan` have alike, described once.
 struct PlanChoices {
   i32 chunks = 1;
+  i32 head_parts = 1;  ///< of teams: parts in which heads travel and are computed
   QueueBinding queue_binding = QueueBinding::kDirection;
   bool row_dedup = true;  ///< a token whose experts share a device is sent once
   Recompute recompute = Recompute::kLocal;
@@ -240,6 +241,10 @@ struct PlanChoices {
   template <class V>
   void step_fields(V& v) {
     v("chunks", chunks, "partition degree: parts in which a layer is dispatched", between(1, 64));
+    v("head_parts", head_parts,
+      "parts in which the heads of a team travel: one is computed while the next is on its way "
+      "(docs/teams.md)",
+      unset_at(1));
     v("queue_binding", queue_binding, "queue of a transfer");
     v("row_dedup", row_dedup, "send a token once per device");
     v("recompute", recompute, "activation checkpointing");

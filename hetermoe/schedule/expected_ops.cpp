@@ -46,7 +46,8 @@ class Collector {
       if (op.phase != Phase::kForward && !p_.options().backward) break;
       if (!has_phase(kind_, op.phase) || (row().occurs_in != nullptr && !row().occurs_in(op, p_))) continue;
       if (!in_step(op, p_)) continue;
-      for (op.chunk = 0; op.chunk < (row().has_chunk ? p_.plan().chunks : 1); ++op.chunk) add_op(op);
+      const i32 parts = row().has_chunk ? p_.plan().chunks : row().has_part ? p_.plan().head_parts : 1;
+      for (op.chunk = 0; op.chunk < parts; ++op.chunk) add_op(op);
     }
   }
 

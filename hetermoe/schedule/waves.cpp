@@ -107,8 +107,8 @@ bool WaveRunner::is_of_team(const Wave& wave) const {
   return op.kind == OpKind::kAttention && op.phase != Phase::kRecompute && p_.has_teams(group_, op.layer);
 }
 
-void WaveRunner::team_transfer(OpKind kind, Phase phase, i32 layer, i32 m) {
-  Op op = at(kind, phase, layer, m);
+void WaveRunner::team_transfer(OpKind kind, Phase phase, i32 layer, i32 m, i32 part) {
+  Op op = at(kind, phase, layer, m, part);
   // Of hundreds of teams a folded step lists one.
   const LayerPlacement& placed = p_.plan().groups[idx(group_)].layers[idx(layer)];
   for (const Share& share : share_row(placed.attention, m)) {
@@ -124,20 +124,26 @@ void WaveRunner::team_project(const Wave& wave, i32 m) {
   const Phase phase = forward ? Phase::kForward : Phase::kRecompute;
   const i32 layer = wave.compute.layer;
   b_.compute_on_shares(at(OpKind::kProject, phase, layer, m), layer);
-  team_transfer(OpKind::kToHeads, phase, layer, m);
+  for (i32 part = 0; part < p_.plan().head_parts; ++part)
+    team_transfer(OpKind::kToHeads, phase, layer, m, part);
 }
 
 void WaveRunner::team_scores(const Wave& wave, i32 m) {
   const bool forward = wave.compute.phase == Phase::kForward;
   const i32 layer = wave.compute.layer;
-  b_.compute_on_shares(at(OpKind::kScores, forward ? Phase::kForward : Phase::kRecompute, layer, m), layer);
-  if (forward) team_transfer(OpKind::kToTokens, Phase::kForward, layer, m);
+  const Phase phase = forward ? Phase::kForward : Phase::kRecompute;
+  for (i32 part = 0; part < p_.plan().head_parts; ++part) {
+    b_.compute_on_shares(at(OpKind::kScores, phase, layer, m, part), layer);
+    if (forward) team_transfer(OpKind::kToTokens, Phase::kForward, layer, m, part);
+  }
 }
 
 void WaveRunner::team_scores_back(const Wave& wave, i32 m) {
   const i32 layer = wave.compute.layer;
-  b_.compute_on_shares(at(OpKind::kScores, Phase::kBackward, layer, m), layer);
-  team_transfer(OpKind::kToHeads, Phase::kBackward, layer, m);
+  for (i32 part = p_.plan().head_parts - 1; part >= 0; --part) {
+    b_.compute_on_shares(at(OpKind::kScores, Phase::kBackward, layer, m, part), layer);
+    team_transfer(OpKind::kToHeads, Phase::kBackward, layer, m, part);
+  }
 }
 
 void WaveRunner::team_project_back(const Wave& wave, i32 m) {
@@ -178,10 +184,9 @@ void WaveRunner::compute_whole(const Wave& wave, i32 m) {
   const bool makes_gradient =
       op.phase == Phase::kBackward || (op.kind == OpKind::kHead && p_.options().backward);
   if (!makes_gradient) return;
-  if (of_team)
-    team_transfer(OpKind::kToTokens, Phase::kBackward, op.layer, m);
-  else
-    leave(wave, m);
+  if (!of_team) return leave(wave, m);
+  for (i32 part = p_.plan().head_parts - 1; part >= 0; --part)
+    team_transfer(OpKind::kToTokens, Phase::kBackward, op.layer, m, part);
 }
 
 bool WaveRunner::backward_of_ahead(const Op& op) const {

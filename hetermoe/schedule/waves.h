@@ -72,7 +72,7 @@ class WaveRunner {
   void enter(const Wave& wave, i32 m);
   void leave(const Wave& wave, i32 m);
   void send_residual(i32 stage, i32 m);
-  void team_transfer(OpKind kind, Phase phase, i32 layer, i32 m);
+  void team_transfer(OpKind kind, Phase phase, i32 layer, i32 m, i32 part);
   void team_project(const Wave& wave, i32 m);
   void team_scores(const Wave& wave, i32 m);
   void team_scores_back(const Wave& wave, i32 m);

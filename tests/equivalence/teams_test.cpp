@@ -33,8 +33,8 @@ const char* const kModels[] = {"tiny",        "tiny-qwen3",       "tiny-olmoe", 
 /// head on several devices, a sequence that ends inside a device's tokens; all ways to recompute; one and
 /// several microbatches.
 // Claim (Teams.*, RandomPlans.*): teams give the gradients of the reference: any parts of tokens and heads,
-// none of either, shared key-value heads, latent attention, all ways to recompute; a quarter of all random
-// plans has some
+// none of either, shared key-value heads, latent attention, heads in parts, all ways to recompute; a quarter
+// of all random plans has some
 TEST(Teams, GiveTheGradientsOfTheReference) {
   std::size_t i = 0;
   for (const char* name : kModels) {
@@ -55,6 +55,7 @@ TEST(Teams, GiveTheGradientsOfTheReference) {
       plan.window = static_cast<i32>(i % 3);
       plan.weight_gradients = i % 3 == 1 ? WeightGradients::kAfter : WeightGradients::kWith;
       plan.chunks = 1 + static_cast<i32>(i % 2);
+      plan.head_parts = 1 + static_cast<i32>(i % 4);
       plan.shard_optimizer = i % 5 == 0;
       const Comparison found = against_reference(model, cluster, plan);
       EXPECT_LE(found.max(), kTolerance)
@@ -72,6 +73,7 @@ TEST(Teams, KnowDocumentsAndPositionsOfWholeSequences) {
     const Cluster cluster = make_cluster(3);
     Plan plan = team_plan(model, cluster, team_row({5, 4, 3}, {1, model.num_heads - 1, 0}, 2), 2, 2);
     plan.recompute = Recompute::kAhead;
+    plan.head_parts = 2;
     const Comparison found = against_reference(model, cluster, plan, [&](StepInput& input) {
       input.starts = at::zeros_like(input.tokens);
       for (i64 s = 0; s < input.starts.size(0); ++s) {

@@ -116,7 +116,7 @@ TEST(OpRows, OpsOfSchedulesAreAsTheTableSays) {
       EXPECT_EQ(op.layer >= 0, row.has_layer) << to_string(op);
       EXPECT_EQ(op.microbatch >= 0, row.has_microbatch) << to_string(op);
       EXPECT_EQ(op.state >= 0, row.has_state) << to_string(op);
-      EXPECT_TRUE(op.chunk == 0 || row.has_chunk) << to_string(op);
+      EXPECT_TRUE(op.chunk == 0 || row.has_chunk || row.has_part) << to_string(op);
     }
   }
   for_kinds([&](OpKind kind, const OpRow& row) {

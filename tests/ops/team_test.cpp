@@ -2,9 +2,10 @@
 
 #include <gtest/gtest.h>
 
-#include "hetermoe/cost/roofline.h"
+#include "hetermoe/cost/measured.h"
 #include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/schedule/schedule.h"
+#include "hetermoe/sim/simulator.h"
 #include "tests/support/random_plan.h"
 
 namespace hetermoe {
@@ -112,6 +113,56 @@ TEST(Team, CountsTheBytesOfLatents) {
     EXPECT_DOUBLE_EQ(sent.to_heads, each * (128 / n * 192 + beside)) << n;
     EXPECT_DOUBLE_EQ(sent.to_tokens, each * 128 / n * 128) << n;
   }
+}
+
+/// With heads in parts every query head is in one part of its device, and as many numbers travel as in one
+/// part: keys, values and latents once.
+// Claim (Team.PartsOfHeads*): heads in parts send each number once, and hide their exchange behind the kernel
+TEST(Team, PartsOfHeadsSendEachNumberOnce) {
+  testing::Chooser choose(5);
+  for (int i = 0; i < 200; ++i) {
+    const i64 groups = choose.between(1, 8), heads = groups * choose.between(1, 6);
+    const ModelConfig model = i % 4 == 0 ? load_model("tiny-deepseek-v2") : narrow_heads(heads, groups);
+    const auto members = static_cast<std::size_t>(choose.between(1, 4));
+    const Team whole = team_of(row_of_team(testing::random_plan::parts_of(choose, 8, members),
+                                           testing::random_plan::parts_of(choose, model.num_heads, members)),
+                               0, 8, most_for_latents(model));
+    const i32 parts = static_cast<i32>(choose.between(1, 9));
+    for (std::size_t m = 0; m < members; ++m) {
+      i64 next = whole.members[m].heads.begin, numbers = 0;
+      for (i32 part = 0; part < parts; ++part) {
+        const Team team = whole.with_part(model.num_heads, model.num_kv_heads, part, parts);
+        const TeamMember& member = team.members[m];
+        EXPECT_EQ(team.latents, whole.latents);
+        EXPECT_EQ(member.heads.begin, next);
+        next = member.heads.end();
+        numbers += width_to_heads(model, team, member);
+      }
+      EXPECT_EQ(next, whole.members[m].heads.end());
+      EXPECT_EQ(numbers, width_to_heads(model, whole, whole.members[m].heads));
+    }
+  }
+}
+
+/// Two devices of a key-value head each, four query heads to it: parts cut these.
+TEST(Team, PartsOfHeadsHideTheExchange) {
+  ModelConfig model = load_model("llama-3.1-8b");
+  model.num_layers = 2, model.dense_layer.resize(2);
+  const Cluster cluster = testing::make_cluster(8, 1, 1);
+  StrategyRequest request;
+  request.seq_len = 8192, request.sequences = 1;
+  request.team = {8};
+  Plan plan = find_strategy("sp-ep").make(model, cluster, request);
+  const auto step = [&](i32 parts) {
+    plan.head_parts = parts;
+    const Placement placement(plan, model, {});
+    return simulate(build_schedule(plan, model), placement, model, cluster,
+                    *make_cost(model, cluster, plan, {}), ExpectedRouting(model))
+        .step;
+  };
+  const Seconds one = step(1), two = step(2), four = step(4);
+  EXPECT_LT(two, one);
+  EXPECT_LT(four, two);
 }
 
 /// Devices without heads get no latents, and do not count.

@@ -107,5 +107,19 @@ TEST(DocumentedExample, ATeamOfTwoDevices) {
   EXPECT_EQ(code_lines("of device ", "teams.md"), compute_lane(schedule, 0));
 }
 
+TEST(DocumentedExample, ATeamWithHeadsInParts) {
+  const ModelConfig model = test::make_model({.num_layers = 1});
+  StrategyRequest request;
+  request.seq_len = 16;
+  request.sequences = 1;
+  request.team = {2};
+  Plan plan = find_strategy("sp-ep").make(model, test::make_cluster({2}), request);
+  plan.head_parts = 2;
+  const Schedule schedule = build_schedule(plan, model);
+  EXPECT_EQ(code_lines("in parts, ", "teams.md"),
+            lane_text(schedule, lane_of(0, Queue::kCompute), "in parts, compute: ") +
+                lane_text(schedule, lane_of(0, Queue::kSequence), "in parts, sequence: "));
+}
+
 }  // namespace
 }  // namespace hetermoe

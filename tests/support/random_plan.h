@@ -249,6 +249,7 @@ inline void share_sequences(u64 seed, Plan& plan, i64 heads) {
   Chooser choose(seed ^ 0x7ea5);
   if (!choose.chance(0.25)) return;
   const double share = choose.of(std::vector<double>{1, 1, 0.5});
+  plan.head_parts = choose.of(std::vector<i32>{1, 1, 2, 3});
   for (Group& group : plan.groups) {
     std::vector<std::pair<Shares, Shares>> known;
     const auto form = [&](Shares& shares) {

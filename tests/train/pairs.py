@@ -59,6 +59,7 @@ FEATURES = {
     "error feedback": {"plan.wire_reduce": "bf16", "plan.error_feedback": "true"},
     "capacity": {"train.capacity_factor": 1.0},
     "teams": {"plan.team": "[2]"},
+    "heads in parts": {"plan.team": "[2]", "plan.head_parts": "2"},
     "two processes": {},
 }
 # Two features are tried on zebra, unless one of them does nothing there.

@@ -14,6 +14,7 @@
 #include "hetermoe/planner/search/cluster_part.h"
 #include "hetermoe/planner/search/fixed_plans.h"
 #include "hetermoe/planner/search/good_sequences.h"
+#include "hetermoe/planner/search/head_part_plans.h"
 #include "hetermoe/planner/search/layer_residence.h"
 #include "hetermoe/planner/search/leave_out.h"
 #include "hetermoe/planner/search/mixed_stages.h"
@@ -107,6 +108,7 @@ class Search {
     search_nearby();
     climb_winner_by_layer(request_, evaluator_, choice_);
     evaluate_residences(evaluator_);
+    evaluate_head_parts(evaluator_);
   }
 
   void search_all() {

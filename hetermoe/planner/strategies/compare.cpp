@@ -180,7 +180,8 @@ class Comparison {
       row.plan = counted(depth_groups_of(tuned.plan.groups[0]).attention, "depth group") +
                  (tuned.plan.combine_to == CombineTo::kNext ? ", combine_to next" : "");
     else if (row.strategy == "sp-ep")
-      row.plan = teams_text(tuned.plan.groups[0].layers[0].attention[0]);
+      row.plan = teams_text(tuned.plan.groups[0].layers[0].attention[0]) +
+                 (tuned.plan.head_parts > 1 ? fmt::format(", heads in {} parts", tuned.plan.head_parts) : "");
     row.memory_bytes = memory_of(predictor_, setting_, tuned.plan);
     row.cost = run_cost_of(predictor_.cluster(), tuned.plan, row.tokens_per_s);
     row.on_hosts = kept_on_hosts(tuned.plan);
@@ -197,8 +198,7 @@ class Comparison {
     fill(row, tuned);
     if (!row.infeasible.empty()) return;
     row.memory_bytes = tuned.prediction.memory;
-    row.plan = fmt::format("{} of {}, simulated alone",
-                           counted(std::ssize(tuned.plan.groups), "group"),
+    row.plan = fmt::format("{} of {}, simulated alone", counted(std::ssize(tuned.plan.groups), "group"),
                            counted(std::ssize(tuned.plan.groups[0].devices), "device"));
     if (tuned.plan.shard_optimizer) row.plan += ", optimizer divided over groups";
   }

@@ -420,8 +420,9 @@ const Strategy& find_strategy(const std::string& name) {
   }
   for (const Baseline& baseline : baselines()) {
     if (baseline.name == key)
-      fail<ConfigError>("strategy", "{} is predicted by `compare --seq` and not trained ({}): expected one of {}",
-                        key, baseline.summary, fmt::join(strategy_names(), ", "));
+      fail<ConfigError>("strategy",
+                        "{} is predicted by `compare --seq` and not trained ({}): expected one of {}", key,
+                        baseline.summary, fmt::join(strategy_names(), ", "));
   }
   fail<ConfigError>("strategy", "unknown strategy \"{}\".{}", name, known_names_hint(name, strategy_names()));
 }

@@ -113,6 +113,8 @@ Tuned tune_depth_groups(Predictor& predictor, const Setting& setting) {
 
 namespace {
 
+constexpr i32 kHeadParts = 4;  ///< of teams, beside one
+
 /// [devices] tokens by what memory leaves for them: beside what a device needs with hardly any.
 std::vector<double> room_for_tokens(Predictor& predictor, const Setting& setting, Plan plan) {
   for (ShareRow* row : {&plan.groups[0].embed[0], &plan.groups[0].head[0]})
@@ -148,10 +150,12 @@ Tuned tune_teams(Predictor& predictor, const Setting& setting) {
         apply(setting, plan);
         return plan;
       };
-      // With two in a window they hide each other's exchanges.
+      // With two in a window they hide each other's exchanges, and so do parts of the heads.
       const auto consider = [&](Plan plan) {
         best.consider(plan);
-        plan.window = 2;
+        plan.head_parts = kHeadParts;
+        best.consider(plan);
+        plan.head_parts = 1, plan.window = 2;
         if (count > 1) best.consider(std::move(plan));
       };
       const Plan even = make();
