@@ -39,10 +39,11 @@ class PlainAdamw {
 TEST(OptimizerSteps, FiveEqualAPlainLoop) {
   for (const ModelConfig& model : {tiny_qwen3(), tiny_deepseek_v3()}) {
     const Cluster cluster = make_cluster(4);
+    const StepOptions options{.balance = model.aux_loss_coef > 0, .aux_group = 1};
     StrategyRequest request;
     request.seq_len = 4, request.sequences = 5, request.microbatches = 2;
     for (const NamedPlan& named : strategy_plans(model, cluster, request)) {
-      Rig rig(model, cluster, named.plan, {step_options(model), {}, {}, {}, {}, {}});
+      Rig rig(model, cluster, named.plan, {options, {}, {}, {}, {}, {}});
       TensorsByName values = lively_values(model);
       rig.load(values);
       PlainAdamw adamw;

@@ -53,9 +53,7 @@ std::vector<Example> examples(const ModelConfig& model, const Cluster& cluster) 
   add("tally", [&](Example& e) { use_tally(e.plan, model); });
   add("guests", [&](Example& e) { use_guests(e.plan, model); });
   add("rounds", [&](Example& e) {
-    StrategyRequest request = small_step();
-    request.attention = {0, 1};  // of one node
-    e.plan = find_strategy("roundpipe").make(model, cluster, request);
+    e.plan = find_strategy("roundpipe").make(model, with_hosts(make_cluster(3, 1, 1)), small_step());
   });
   add("sharded", [&](Example& e) { e.plan.shard_optimizer = true; });
   add("gathered", [&](Example& e) { shard_weights(e.plan); });
@@ -171,6 +169,8 @@ TEST(AccessTable, OfThePageIsWhatTheRowsOfOpsSay) {
                         cell(uses, Mode::kAdd), cell(uses, Mode::kTake));
   }
   expect_block("schedule.md", "access table", text);
+  for (const std::string& kind : EnumNames<OpKind>::names())
+    EXPECT_TRUE(text.find("`" + kind) != text.npos || kind == "migrate") << kind << " needs an example";
 }
 
 }  // namespace

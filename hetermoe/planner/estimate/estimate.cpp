@@ -41,10 +41,7 @@ class GroupEstimate {
     LayerTime forward, backward;
     transfers(forward);
     backward = forward;
-    // Rows come again beside the gradients.
-    const double trips = sketch_.recompute == Recompute::kSelect   ? 1.5
-                         : sketch_.recompute == Recompute::kResend ? 2
-                                                                   : 1;
+    const double trips = backward_exchanges(sketch_.recompute);
     backward.port *= trips, backward.transfer *= trips;
     Seconds head = 0;
     for (const Part& part : parts_) {
@@ -126,7 +123,7 @@ class GroupEstimate {
       devices += part.count;
     }
     if (devices <= 1) return;
-    const Bytes row = real(model_.hidden) * bytes_of(rates_.request().dtype);
+    const Bytes row = row_bytes(model_, bytes_of(rates_.request().dtype));
     const double tokens = microbatch_ * real(rates_.request().seq_len);
     Seconds busiest = 0, latency = 0, exchange = 0;
     const auto add = [&](double sent, double received, BytesPerSecond rate, double groups, Seconds wait) {

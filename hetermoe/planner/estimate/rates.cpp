@@ -96,6 +96,11 @@ Seconds peer_seconds(const DeviceClass& cls, double devices, double on_node) {
   return cls.local_peer * (on_node - 1) + cls.peer * (devices - on_node);
 }
 
+double backward_exchanges(Recompute recompute) {
+  if (recompute == Recompute::kSelect) return 1.5;  // a dispatch alone
+  return recompute == Recompute::kResend ? 2 : 1;
+}
+
 Plan blank_plan(const PlanRequest& request, Recompute recompute) {
   Plan plan;
   plan.model = request.model.name;

@@ -43,6 +43,10 @@ StateExchange state_exchange(const DeviceClass& cls, Bytes bytes, double holders
 /// Seconds for the peers of a transfer among so many devices.
 Seconds peer_seconds(const DeviceClass& cls, double devices, double on_node);
 
+/// Exchanges of a layer with experts in its backward pass, over those of its forward pass: a dispatch and a
+/// combine are one. With phase R rows are sent again (occurs_in of their rows).
+double backward_exchanges(Recompute recompute);
+
 struct LayerCost {
   Seconds forward = 0, backward = 0;
   Seconds sum() const { return forward + backward; }

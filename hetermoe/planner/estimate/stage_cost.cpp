@@ -214,12 +214,8 @@ StageCosts::Part StageCosts::layer(const StageDevices& stage, bool dense, Recomp
     const Seconds chain = computes + trips * trip;
     return window > 1 ? std::max(window * overlapped(computes, trips * trip), chain) : chain;
   };
-  // Rows that are sent again travel in the backward pass.
-  const double backward_trips = recompute == Recompute::kResend   ? 2
-                                : recompute == Recompute::kSelect ? 1.5
-                                                                  : 1;
   part.seconds = of_pass(attention.forward + experts.forward, 1) +
-                 of_pass(attention.backward + experts.backward, backward_trips);
+                 of_pass(attention.backward + experts.backward, backward_exchanges(recompute));
   return part;
 }
 
