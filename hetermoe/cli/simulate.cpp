@@ -27,6 +27,7 @@
 #include "hetermoe/train/job/epochs.h"
 #include "hetermoe/train/job/job.h"
 #include "hetermoe/train/job/job_data.h"
+#include "hetermoe/train/job/slow_team.h"
 #include "hetermoe/train/job/usual_choices.h"
 #include "hetermoe/train/run/route_recorder.h"
 #include "hetermoe/train/run/route_replay.h"
@@ -54,8 +55,8 @@ struct Simulated {
   std::vector<MemoryPeak> memory;  ///< [place]
   double tokens_per_s = 0;
   Seconds alone = 0;  ///< from the first op of a step to its last: more than the step where steps overlap
-  std::string both_roles;  ///< both_roles_note()
-  i32 tiles = 0;           ///< OpCosts::tiles
+  std::string both_roles, slow_team;  ///< both_roles_note(), slow_team_note()
+  i32 tiles = 0;                      ///< OpCosts::tiles
 };
 
 Simulated simulate_job(const Job& job, const ModelConfig& model, const Cluster& cluster,
@@ -76,6 +77,7 @@ Simulated simulate_job(const Job& job, const ModelConfig& model, const Cluster& 
   out.schedule = build_schedule(out.plan, model, step);
   const std::unique_ptr<CostModel> cost = make_cost(model, cluster, out.emulated, load_profiles(cluster));
   const Placement placement(out.emulated, model, step);
+  out.slow_team = slow_team_note(out.emulated, model, cluster, *cost);
   SimulatedStep simulated =
       simulate_step(out.schedule, placement, placement, model, cluster, *cost, routing, tiles);
   out.alone = simulated.alone;
@@ -199,7 +201,8 @@ std::vector<std::string> notes_of(const Simulated& result, const Cluster& cluste
 }
 
 std::vector<std::string> warnings_of(const Simulated& result, const Cluster& cluster) {
-  std::vector<std::string> warnings = {round_warning(result.plan), other_devices_note(result.plan, cluster)};
+  std::vector<std::string> warnings = {round_warning(result.plan), other_devices_note(result.plan, cluster),
+                                       result.slow_team};
   std::erase(warnings, "");
   return warnings;
 }
