@@ -83,7 +83,8 @@ struct Levers {
   Exchanges exchanges;
   Recompute recompute;
   WeightGradients weight_gradients;
-  i32 window;  ///< microbatches that go through a stage together
+  i32 window;     ///< microbatches that go through a stage together
+  i32 tiles = 0;  ///< of experts: see OpCosts
 };
 
 class Bench {
@@ -135,7 +136,8 @@ class Bench {
     if (levers.exchanges != Exchanges::kOfTeams)
       cost =
           std::make_unique<TensorParallelCost>(std::move(cost), model_, levers.exchanges == Exchanges::kFree);
-    return simulate(build_schedule(plan, model_), placement, model_, cluster_, *cost, ExpectedRouting(model_))
+    return simulate(build_schedule(plan, model_), placement, model_, cluster_, *cost, ExpectedRouting(model_),
+                    levers.tiles)
         .step;
   }
 
@@ -152,8 +154,9 @@ int run(i64 microbatches) {
        WeightGradients::kWith, 1},
       {"... weight gradients and recomputation in the waits", Exchanges::kOfTeams, Recompute::kSelect,
        WeightGradients::kAfter, 1},
-      {"... two microbatches in a stage", Exchanges::kOfTeams, Recompute::kSelect, WeightGradients::kAfter,
-       2}};
+      {"... experts in 8 tiles", Exchanges::kOfTeams, Recompute::kSelect, WeightGradients::kAfter, 1, 8},
+      {"... two microbatches in a stage, no tiles", Exchanges::kOfTeams, Recompute::kSelect,
+       WeightGradients::kAfter, 2}};
   std::vector<Row> rows;
   for (const i64 devices : {240, 720}) {
     Bench bench(devices);

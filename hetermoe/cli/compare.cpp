@@ -10,6 +10,7 @@
 #include "hetermoe/base/version.h"
 #include "hetermoe/cli/balance_rows.h"
 #include "hetermoe/cli/command.h"
+#include "hetermoe/cli/plan_notes.h"
 #include "hetermoe/cli/routing.h"
 #include "hetermoe/cluster/assumed_links.h"
 #include "hetermoe/planner/strategies/baselines.h"
@@ -63,6 +64,7 @@ std::string moved_by_layer(const std::vector<i64>& moved) {
 std::string note_of(const CompareRow& row) {
   std::vector<std::string> notes;
   if (!row.plan.empty()) notes.push_back(row.plan);
+  if (row.roles) notes.push_back(roles_text(*row.roles));
   if (!row.on_hosts.empty()) notes.push_back("on hosts: " + row.on_hosts);
   if (row.from_first_microbatches) notes.emplace_back("extrapolated from its first microbatches");
   return fmt::format("{}", fmt::join(notes, "; "));
@@ -114,7 +116,9 @@ void print_rows(const std::vector<CompareRow>& rows, const Cluster& cluster) {
     cells.push_back(note_of(row));
     table.add_row(cells);
   }
-  std::cout << table.str()
+  const bool has_roles =
+      std::any_of(rows.begin(), rows.end(), [](const CompareRow& row) { return row.roles.has_value(); });
+  std::cout << table.str() << (has_roles ? std::string(kRolesMeaning) + "\n" : "")
             << fmt::format(
                    "all figures simulated; sequences: of a step; {} = 1: speed over that of the first row of "
                    "the same "

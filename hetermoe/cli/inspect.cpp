@@ -7,6 +7,7 @@
 
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
+#include "hetermoe/cli/inspect_activations.h"
 #include "hetermoe/cli/inspect_cluster.h"
 #include "hetermoe/cluster/assumed_links.h"
 #include "hetermoe/cluster/cluster.h"
@@ -19,7 +20,7 @@ namespace {
 
 struct InspectArguments {
   std::string model, cluster;
-  i64 seq_len = 0;
+  i64 seq_len = 0, team = 0;
   bool activations = false, json = false;
 };
 
@@ -197,90 +198,6 @@ void print_model(const ModelConfig& model, i64 seq_len) {
             << state_bytes_per_parameter(2).total() << " bytes each, without activations\n";
 }
 
-/// The first layer of each kind: dense, with experts.
-std::vector<i64> layers_of_each_kind(const ModelConfig& model) {
-  std::vector<i64> layers;
-  for (const bool moe : {false, true}) {
-    i64 l = 0;
-    while (l < model.num_layers && model.is_moe(l) != moe) ++l;
-    if (l < model.num_layers) layers.push_back(l);
-  }
-  return layers;
-}
-
-const char* name_of_kept(Activation::Kept kept) {
-  switch (kept) {
-    case Activation::Kept::kAlways:
-      return "always";
-    case Activation::Kept::kUnlessRecomputed:
-      return "recompute off, select";
-    case Activation::Kept::kUnlessSelected:
-      return "recompute off";
-    case Activation::Kept::kUnlessSent:
-      return "unless resend, select";
-    case Activation::Kept::kNever:
-      return "never";
-  }
-  return "";
-}
-
-/// How often a line occurs for a token.
-double times_per_token(const ModelConfig& model, const Activation& line) {
-  return line.of == Activation::Of::kCopy ? static_cast<double>(model.top_k) : 1;
-}
-
-/// Bytes for a token in numbers of 2 bytes.
-Bytes kept_bytes(const ModelConfig& model, const std::vector<Activation>& ledger, KeptActivations keeps) {
-  Bytes sum = 0;
-  for (const Activation& line : ledger) {
-    sum += is_kept(line.kept, keeps) ? times_per_token(model, line) * line.bytes(2) : 0;
-  }
-  return sum;
-}
-
-Json activations_json(const ModelConfig& model) {
-  Json layers = Json::array();
-  for (const i64 l : layers_of_each_kind(model)) {
-    const std::vector<Activation> ledger = activation_ledger(model, l, {});
-    Json lines = Json::array();
-    for (const Activation& line : ledger) {
-      lines.push_back({{"tensor", line.name},
-                       {"times", times_per_token(model, line)},
-                       {"elements", line.elements},
-                       {"bytes", line.bytes(2)},
-                       {"kept", name_of_kept(line.kept)}});
-    }
-    layers.push_back({{"layer", l},
-                      {"kind", model.is_moe(l) ? "experts" : "dense"},
-                      {"lines", lines},
-                      {"kept_bytes_off", kept_bytes(model, ledger, KeptActivations::kAll)},
-                      {"kept_bytes_select", kept_bytes(model, ledger, KeptActivations::kSelected)},
-                      {"kept_bytes_recomputed", kept_bytes(model, ledger, KeptActivations::kInputs)}});
-  }
-  return layers;
-}
-
-void print_activations(const ModelConfig& model, i64 seq_len) {
-  for (const i64 l : layers_of_each_kind(model)) {
-    const std::vector<Activation> ledger = activation_ledger(model, l, {});
-    std::cout << fmt::format("\nactivations of a layer {}, per token, in numbers of 2 bytes\n",
-                             model.is_moe(l) ? "with experts" : "with a dense MLP");
-    Table table({"tensor", "times", "elements", "bytes", "kept"});
-    for (const Activation& line : ledger) {
-      table.add_row({line.name, format_digits(times_per_token(model, line), 4),
-                     format_digits(line.elements, 8), format_digits(line.bytes(2), 8),
-                     name_of_kept(line.kept)});
-    }
-    std::cout << table.str();
-    const auto of_sequence = [&](KeptActivations keeps) {
-      return format_bytes(kept_bytes(model, ledger, keeps) * static_cast<double>(seq_len));
-    };
-    std::cout << fmt::format("kept for a sequence of {}: {} with recompute off, {} with select, {} else\n",
-                             counted(seq_len, "token"), of_sequence(KeptActivations::kAll),
-                             of_sequence(KeptActivations::kSelected), of_sequence(KeptActivations::kInputs));
-  }
-}
-
 /// What is in the files of a folder, beside what its config.json asks for.
 struct Weights {
   HfFolder folder;
@@ -337,30 +254,45 @@ bool is_cluster(const std::string& model) {
   return names(known_clusters()) || model.ends_with(".yaml") || model.ends_with(".yml");
 }
 
+/// With a model also how far its experts hide their transfers there.
+void inspect_cluster(const InspectArguments& options) {
+  const Cluster cluster = load_cluster(options.cluster);
+  std::optional<ModelConfig> model;
+  if (!options.model.empty()) model = load_model(options.model);
+  const std::string assumed = assumed_links(options.cluster);
+  if (options.json) {
+    Json json = cluster_json(cluster, model);
+    if (!assumed.empty()) json["assumed_links"] = assumed;
+    print_json(json);
+    return;
+  }
+  print_cluster(cluster, model);
+  if (!assumed.empty()) std::cout << assumed << ".\n";
+}
+
+void check_team(const InspectArguments& options, const ModelConfig& model) {
+  if (options.team == 0) return;
+  if (!options.activations)
+    fail<ConfigError>("--team", "got {} without --activations, which shows what a team keeps: give both",
+                      options.team);
+  if (options.team > model.num_heads)
+    fail<ConfigError>("--team",
+                      "got {}, expected at most {}: a device of an even team has one of the {} query "
+                      "heads of model {} at least",
+                      options.team, model.num_heads, model.num_heads, model.name);
+}
+
 int inspect(const InspectArguments& options) {
   if (options.model.empty() && options.cluster.empty()) {
     fail<ConfigError>("inspect", "nothing to inspect: expected a model or --cluster NAME_OR_PATH.{}",
                       known_names_hint("", known_models()));
-  }
-  if (!options.model.empty() && !options.cluster.empty()) {
-    fail<ConfigError>("inspect", "got model {} and cluster {}, expected one of the two", options.model,
-                      options.cluster);
   }
   if (is_cluster(options.model)) {
     fail<ConfigError>("inspect", "{} is a cluster, expected a model here: give it as --cluster {}",
                       options.model, options.model);
   }
   if (!options.cluster.empty()) {
-    const Cluster cluster = load_cluster(options.cluster);
-    const std::string assumed = assumed_links(options.cluster);
-    if (options.json) {
-      Json json = cluster_json(cluster);
-      if (!assumed.empty()) json["assumed_links"] = assumed;
-      print_json(json);
-    } else {
-      print_cluster(cluster);
-      if (!assumed.empty()) std::cout << assumed << ".\n";
-    }
+    inspect_cluster(options);
     return 0;
   }
   const ModelConfig model = load_model(options.model);
@@ -368,16 +300,17 @@ int inspect(const InspectArguments& options) {
   if (model.max_positions > 0 && seq_len > model.max_positions)
     fail<ConfigError>("--seq", "got {}, expected at most the {} positions of model {}", seq_len,
                       model.max_positions, model.name);
+  check_team(options, model);
   std::optional<Weights> weights;
   if (model.assumed.empty() && has_weights(options.model)) weights.emplace(options.model, model);
   if (options.json) {
     Json json = model_json(model, seq_len);
-    if (options.activations) json["activations"] = activations_json(model);
+    if (options.activations) json["activations"] = activations_json(model, options.team);
     if (weights) json["weights"] = weights_json(*weights);
     print_json(json);
   } else {
     print_model(model, seq_len);
-    if (options.activations) print_activations(model, seq_len);
+    if (options.activations) print_activations(model, seq_len, options.team);
     if (weights) print_weights(*weights);
   }
   return weights && !weights->map.complete() ? 1 : 0;
@@ -392,7 +325,8 @@ std::function<int()> make_inspect(Flags& flags) {
                    "what they are, with "
                    "exit code 1 when they are not those of the model");
   flags.add_option("--cluster", options->cluster,
-                   "a name of configs/clusters, a YAML file or a hostfile, instead of a model");
+                   "a name of configs/clusters, a YAML file or a hostfile, instead of a model; with a model "
+                   "also how far its experts hide their transfers there");
   flags
       .add_option(
           "--seq", options->seq_len,
@@ -400,6 +334,10 @@ std::function<int()> make_inspect(Flags& flags) {
       ->range(at_least(1));
   flags.add_flag("--activations", options->activations,
                  "also every tensor that a layer makes for a token, and whether backward finds it kept");
+  flags
+      .add_option("--team", options->team,
+                  "with --activations: of a device in an even team of so many, which share each sequence")
+      ->range(at_least(1));
   flags.add_flag("--json", options->json, "print JSON");
   return [options] { return inspect(*options); };
 }

@@ -8,7 +8,7 @@
 
 namespace hetermoe {
 
-Json cluster_json(const Cluster& cluster) {
+Json cluster_json(const Cluster& cluster, const std::optional<ModelConfig>& model) {
   Json devices = Json::array();
   for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
     const Device& device = cluster.devices[static_cast<std::size_t>(d)];
@@ -40,24 +40,29 @@ Json cluster_json(const Cluster& cluster) {
   }
   Json links = Json::array();
   for (const LinkHiding& link : hiding_links(cluster)) {
-    links.push_back({{"node", link.node},
-                     {"devices", link.devices},
-                     {"link", link.link},
-                     {"places", link.places},
-                     {"bytes_s", link.rate},
-                     {"peak_flop_s", link.peak},
-                     {"width", link.width}});
+    links.push_back(to_json(link));
+    if (model) links.back()["compute_over_transfer"] = link.of(*model);
   }
   return {{"name", cluster.name}, {"devices", devices}, {"nodes", nodes}, {"hiding", links}};
 }
 
 namespace {
 
-void print_hiding(const Cluster& cluster) {
-  Table table({"rows through", "of devices", "node", "hidden by experts wider than", "with fp8_row"});
+void print_hiding(const Cluster& cluster, const std::optional<ModelConfig>& model) {
+  std::vector<std::string> header = {
+      "rows through", "of devices", "node", "computing", "hidden by experts wider than", "with fp8_row"};
+  const bool has_experts = model && model->num_moe_layers() > 0;
+  if (has_experts) header.push_back("R of " + model->name);
+  Table table(header);
   for (const LinkHiding& link : hiding_links(cluster)) {
-    table.add_row({link.link == "inside" ? "links inside" : "the network", link.devices, link.node,
-                   format_digits(link.width, 4), format_digits(link.width / 2, 4)});
+    std::vector<std::string> cells = {link.link == "inside" ? "links inside" : "the network",
+                                      link.devices,
+                                      link.node,
+                                      link.type.empty() ? "all" : link.type,
+                                      format_digits(link.width, 4),
+                                      format_digits(link.width / 2, 4)};
+    if (has_experts) cells.push_back(format_digits(link.of(*model), 3));
+    table.add_row(cells);
   }
   if (table.num_rows() == 0) return;
   std::cout
@@ -65,11 +70,14 @@ void print_hiding(const Cluster& cluster) {
       << table.str()
       << "expert width (moe_intermediate_size) at which experts compute for as long as their rows travel "
          "in 16 bits, by data sheets\n";
+  if (has_experts)
+    std::cout << fmt::format("R: how many times as long as their rows travel experts of width {} compute\n",
+                             model->expert_hidden);
 }
 
 }  // namespace
 
-void print_cluster(const Cluster& cluster) {
+void print_cluster(const Cluster& cluster, const std::optional<ModelConfig>& model) {
   std::cout << fmt::format("cluster {}: {} in {}\n\n", cluster.name, counted(cluster.num_devices(), "device"),
                            counted(cluster.nodes.size(), "node"));
   Table devices(
@@ -94,7 +102,7 @@ void print_cluster(const Cluster& cluster) {
                    format_seconds(node.local_latency)});
   }
   std::cout << nodes.str();
-  print_hiding(cluster);
+  print_hiding(cluster, model);
   Table hosts({"host", "memory", "bandwidth", "link", "all links", "latency"});
   for (const Node& node : cluster.nodes) {
     if (!node.host) continue;

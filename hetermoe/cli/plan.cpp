@@ -11,6 +11,7 @@
 #include "hetermoe/base/version.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/cli/command.h"
+#include "hetermoe/cli/plan_notes.h"
 #include "hetermoe/cli/routing.h"
 #include "hetermoe/cluster/assumed_links.h"
 #include "hetermoe/cost/memory_estimate.h"
@@ -189,9 +190,12 @@ void print_plan(const PlanRequest& request, const PlanResult& result, const std:
   std::cout << "\n";
   for (const std::string& line : result.explanation) std::cout << line << "\n";
   std::cout << memory_text(result) << "\n";
-  std::cout << longest_wait_text(group_use(result.best().timeline)) << "\n\n";
+  std::cout << longest_wait_text(group_use(result.best().timeline)) << "\n";
+  if (const std::string hiding = hiding_text(request); !hiding.empty()) std::cout << hiding << "\n";
+  std::cout << "\n";
   print_types(result.best());
   print_tried(result);
+  print_depth_roles(request, result);
 }
 
 Json money_json(const PlanRequest& request, const PlanResult& result, double run_tokens) {
@@ -281,6 +285,8 @@ int plan(const PlanArguments& options) {
     if (!assumed.empty()) json["assumed_links"] = assumed;
     if (result.feasible()) json["borrowed_rates"] = borrowed_rates(request.cluster, result.best().plan.dtype);
     if (!request.model.assumed.empty()) json["assumed_model"] = request.model.assumed;
+    json["hiding"] = hiding_json(request);
+    if (result.feasible()) json["depth_roles"] = depth_roles_json(request, result);
     if (result.feasible()) json["roles"] = roles_json(result.best().timeline);
     if (result.feasible()) json["time_and_money"] = money_json(request, result, options.run_tokens);
     print_json(json);

@@ -1,6 +1,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iostream>
 #include <memory>
 
@@ -12,6 +13,7 @@
 #include "hetermoe/report/table.h"
 #include "hetermoe/routing/analysis.h"
 #include "hetermoe/routing/plan_figures.h"
+#include "hetermoe/routing/tiles.h"
 #include "hetermoe/train/job/job.h"
 
 namespace hetermoe {
@@ -21,6 +23,7 @@ struct RoutingAnalyseArguments {
   std::string trace, job, plan, against, steps, output;
   std::vector<std::string> windows = {"step"};
   std::vector<i64> degrees;
+  i64 tile = 0, sources = 8;
   bool json = false;
 };
 
@@ -34,6 +37,7 @@ struct UnderPlan {
 struct Analysis {
   std::vector<TraceFigures> windows;  ///< as asked for
   std::optional<UnderPlan> plan;
+  std::optional<TileAnalyser> tiles;
 };
 
 /// 1, 2, 4, ... up to 32 and the number of experts.
@@ -61,6 +65,14 @@ std::vector<TraceFigures> analyse(const RoutingTrace& trace, const RoutingAnalys
   std::vector<TraceFigures> out;
   for (TraceAnalyser& analyser : analysers) out.push_back(analyser.finish(trace.path().string()));
   return out;
+}
+
+TileAnalyser analyse_tiles(const RoutingTrace& trace, const RoutingAnalyseArguments& options) {
+  const StepRange range = parse_steps(options.steps, "--steps");
+  TileAnalyser tiles(trace.header(), options.tile, options.sources);
+  for (const i64 number : trace.steps())
+    if (number >= range.first && number <= range.last) tiles.add(trace.read(number));
+  return tiles;
 }
 
 Analysis analyse_under(const RoutingTrace& trace, const RoutingAnalyseArguments& options, const Job& job) {
@@ -283,6 +295,20 @@ std::vector<std::filesystem::path> write_analysis(const RoutingAnalyseArguments&
   return {folder / "routing.html", folder / "routing.csv"};
 }
 
+void print_tiles(const TileAnalyser& tiles) {
+  Table table({"layer", "tiles", "sources of a tile, sorted", "most", "unsorted"});
+  for (const LayerTiles& layer : tiles.layers())
+    table.add_row({std::to_string(layer.layer), std::to_string(layer.sorted.count),
+                   range_cell(layer.sorted, 2),
+                   layer.sorted.count > 0 ? std::to_string(std::lround(layer.sorted.high)) : "-",
+                   range_cell(layer.shuffled, 2)});
+  std::cout << fmt::format(
+      "\ntiles of {} rows of an expert; the sequences of a microbatch are on {} in order\n{}sorted: rows of "
+      "an "
+      "expert in the order of sources, as runs have them; unsorted: in random order\n",
+      tiles.tile(), counted(tiles.sources(), "source"), table.str());
+}
+
 void print_analysis(const RoutingAnalyseArguments& options, const RoutingTrace& trace,
                     const Analysis& analysis) {
   const TraceFigures& figures = analysis.windows[0];
@@ -299,6 +325,7 @@ void print_analysis(const RoutingAnalyseArguments& options, const RoutingTrace& 
     print_windows(analysis.windows);
   }
   print_figures(figures, analysis.plan);
+  if (analysis.tiles) print_tiles(*analysis.tiles);
 }
 
 int run_analyse(const RoutingAnalyseArguments& options, Overrides overrides) {
@@ -328,6 +355,7 @@ int run_analyse(const RoutingAnalyseArguments& options, Overrides overrides) {
                        shape(against.header()), shape(trace.header()), options.trace);
     other = analyse(against, options);
   }
+  if (options.tile > 0) analysis.tiles = analyse_tiles(trace, options);
   std::vector<std::filesystem::path> files;
   if (!options.output.empty()) files = write_analysis(options, trace, analysis);
   if (options.json) {
@@ -335,6 +363,7 @@ int run_analyse(const RoutingAnalyseArguments& options, Overrides overrides) {
     for (std::size_t w = 1; w < analysis.windows.size(); ++w)
       json["more_windows"].push_back(to_json(analysis.windows[w]));
     if (analysis.plan) json["under_plan"] = plan_json(*analysis.plan);
+    if (analysis.tiles) json["tiles"] = to_json(*analysis.tiles);
     if (other) json["against"] = to_json((*other)[0]);
     json["notes"] = trace.notes();
     print_json(json);
@@ -367,6 +396,15 @@ std::function<int()> make_routing_analyse(Flags& flags) {
                   "numbers of ranks over which experts are dealt out in order "
                   "[default: 1,2,4,... up to 32]")
       ->delimiter(',')
+      ->range(at_least(1));
+  flags
+      .add_option("--tile", options->tile,
+                  "also for how many sources a tile of so many rows of an expert waits [default: not]")
+      ->range(at_least(1));
+  flags
+      .add_option("--sources", options->sources,
+                  "with --tile: devices on which the sequences of a microbatch are, in order")
+      ->capture_default_str()
       ->range(at_least(1));
   flags.add_option("--steps", options->steps, "steps of the trace, as 10..20 [default: all]");
   flags.add_option("--output", options->output, "folder for routing.html and routing.csv");

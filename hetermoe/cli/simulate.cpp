@@ -27,6 +27,7 @@
 #include "hetermoe/train/job/epochs.h"
 #include "hetermoe/train/job/job.h"
 #include "hetermoe/train/job/job_data.h"
+#include "hetermoe/train/job/slow_team.h"
 #include "hetermoe/train/job/usual_choices.h"
 #include "hetermoe/train/run/route_recorder.h"
 #include "hetermoe/train/run/route_replay.h"
@@ -37,6 +38,7 @@ namespace {
 
 struct SimulateArguments {
   std::string job, plan, routing = "uniform";
+  i64 tiles = 0;
   bool json = false;
 };
 
@@ -53,12 +55,14 @@ struct Simulated {
   std::vector<MemoryPeak> memory;  ///< [place]
   double tokens_per_s = 0;
   Seconds alone = 0;  ///< from the first op of a step to its last: more than the step where steps overlap
-  std::string both_roles;  ///< both_roles_note()
+  std::string both_roles, slow_team;  ///< both_roles_note(), slow_team_note()
+  i32 tiles = 0;                      ///< OpCosts::tiles
 };
 
 Simulated simulate_job(const Job& job, const ModelConfig& model, const Cluster& cluster,
-                       const std::string& routing_text) {
+                       const std::string& routing_text, i32 tiles = 0) {
   Simulated out;
+  out.tiles = tiles;
   const std::shared_ptr<const RoutingLoad> load = routing_load_of(routing_text, model);
   out.plan = make_job_plan(job, model, cluster);
   out.both_roles = both_roles_note(job, cluster);
@@ -73,7 +77,9 @@ Simulated simulate_job(const Job& job, const ModelConfig& model, const Cluster& 
   out.schedule = build_schedule(out.plan, model, step);
   const std::unique_ptr<CostModel> cost = make_cost(model, cluster, out.emulated, load_profiles(cluster));
   const Placement placement(out.emulated, model, step);
-  SimulatedStep simulated = simulate_step(out.schedule, placement, placement, model, cluster, *cost, routing);
+  out.slow_team = slow_team_note(out.emulated, model, cluster, *cost);
+  SimulatedStep simulated =
+      simulate_step(out.schedule, placement, placement, model, cluster, *cost, routing, tiles);
   out.alone = simulated.alone;
   out.timeline = make_timeline(out.schedule, simulated.times, out.plan, cluster, "simulated");
   out.timeline.title = fmt::format("{}, {} on {}", job.plan.file.empty() ? job.strategy : out.plan.strategy,
@@ -177,6 +183,11 @@ std::vector<std::string> notes_of(const Simulated& result, const Cluster& cluste
   for (const std::string& note : {borrowed_rates(cluster, result.emulated.dtype),
                                   row_nodes_note(result.plan, cluster), result.both_roles})
     if (!note.empty()) out.push_back(note);
+  if (result.tiles > 1)
+    out.push_back(
+        fmt::format("experts compute in {} tiles, the first as soon as its rows are there: what fused "
+                    "kernels would bring. A run has none",
+                    result.tiles));
   if (result.schedule.overlaps())
     out.push_back(fmt::format(
         "steps overlap: each computes while the optimizer of the one before still works, with weights that "
@@ -190,7 +201,8 @@ std::vector<std::string> notes_of(const Simulated& result, const Cluster& cluste
 }
 
 std::vector<std::string> warnings_of(const Simulated& result, const Cluster& cluster) {
-  std::vector<std::string> warnings = {round_warning(result.plan), other_devices_note(result.plan, cluster)};
+  std::vector<std::string> warnings = {round_warning(result.plan), other_devices_note(result.plan, cluster),
+                                       result.slow_team};
   std::erase(warnings, "");
   return warnings;
 }
@@ -304,7 +316,8 @@ int simulate(const SimulateArguments& options, Overrides overrides) {
   }
   const ModelConfig model = load_model(job.model);
   const Cluster cluster = load_cluster(job.cluster);
-  const Simulated result = simulate_job(job, model, cluster, options.routing);
+  const Simulated result =
+      simulate_job(job, model, cluster, options.routing, static_cast<i32>(options.tiles));
   std::vector<std::filesystem::path> files;
   if (writes) files = write_simulated(job.output, result, job, model, cluster);
   if (options.json) {
@@ -383,6 +396,12 @@ std::function<int()> make_simulate(Flags& flags) {
   flags.add_option("--plan", options->plan,
                    "a plan.json to simulate, instead of what the job's strategy makes");
   flags.add_option("--routing", options->routing, kRoutingHelp)->capture_default_str();
+  flags
+      .add_option(
+          "--tiles", options->tiles,
+          "experts compute in so many tiles, and begin when the rows of the first are there, as fused "
+          "kernels would; a run does not [default: none]")
+      ->range(between(1, 1024));
   flags.add_flag("--json", options->json, "print the result as JSON");
   allow_overrides(flags);
   flags.add_to_footer(

@@ -14,7 +14,8 @@ FlopsPerSecond peak_of_16_bits(const DeviceType& type) {
 }
 
 bool alike(const LinkHiding& a, const LinkHiding& b) {
-  return a.devices == b.devices && a.link == b.link && a.places == b.places && a.rate == b.rate;
+  return a.devices == b.devices && a.link == b.link && a.type == b.type && a.places == b.places &&
+         a.rate == b.rate;
 }
 
 }  // namespace
@@ -33,22 +34,31 @@ std::vector<LinkHiding> hiding_links(const Cluster& cluster) {
   };
   for (std::size_t n = 0; n < cluster.nodes.size(); ++n) {
     std::map<std::string, i64> counts;
-    FlopsPerSecond sum = 0, fastest = 0;
+    std::map<std::string, FlopsPerSecond> fastest;  // of a type
+    FlopsPerSecond sum = 0;
     i64 devices = 0;
     for (DeviceId d = 0; d < cluster.num_devices(); ++d) {
       if (idx(cluster.node_of(d)) != n) continue;
       const FlopsPerSecond peak = peak_of_16_bits(cluster.type_of(d)) * cluster.devices[idx(d)].speed;
+      FlopsPerSecond& of_type = fastest[cluster.type_of(d).name];
       ++counts[cluster.type_of(d).name], ++devices;
-      sum += peak, fastest = std::max(fastest, peak);
+      sum += peak, of_type = std::max(of_type, peak);
     }
     std::string names;
     for (const auto& [type, count] : counts)
       names += fmt::format("{}{} x{}", names.empty() ? "" : ", ", type, count);
     const Node& node = cluster.nodes[n];
-    add({node.name, names, "inside", devices, node.local, fastest, 0});
-    add({node.name, names, "network", static_cast<i64>(cluster.nodes.size()), node.network, sum, 0});
+    for (const auto& [type, peak] : fastest)
+      add({node.name, names, "inside", type, devices, node.local, peak, 0});
+    add({node.name, names, "network", "", static_cast<i64>(cluster.nodes.size()), node.network, sum, 0});
   }
   return out;
+}
+
+Json to_json(const LinkHiding& link) {
+  return {{"node", link.node},        {"devices", link.devices}, {"link", link.link},
+          {"type", link.type},        {"places", link.places},   {"bytes_s", link.rate},
+          {"peak_flop_s", link.peak}, {"width", link.width}};
 }
 
 }  // namespace hetermoe

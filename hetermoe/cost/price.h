@@ -16,6 +16,9 @@ struct OpCosts {
   std::vector<PortLoad> loads;   ///< of transfers; ports that all transfers load alike are one
   i32 num_ports = 0;
   std::vector<double> interference;  ///< [num_devices] share of compute speed lost during a transfer
+  /// Experts compute in so many tiles, whose rows arrive one after another: an op starts when those of its
+  /// first tile are there, and ends a tile's time after the last rows came at the earliest. 0 = all at once.
+  i32 tiles = 0;
 };
 
 OpCosts price(const Schedule& schedule, const Placement& placement, const ModelConfig& model,

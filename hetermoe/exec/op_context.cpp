@@ -99,13 +99,32 @@ bool OpContext::keeps_activations(const Op& op) const {
   return hetermoe::keeps_activations(p.recompute(op.group, op.layer)) && p.options().backward;
 }
 
+namespace {
+
+/// Where results go to the next layer, its devices know the tokens of these rows by what came with the
+/// residual stream, and their number by the counts of the sources.
+void check_next_rows(i32 layer, std::size_t owner, const at::Tensor& tokens, const at::Tensor& rows) {
+  if (tokens.size(0) == rows.size(0)) return;
+  fail<TransportError>(
+      fmt::format("rows of layer {}", layer),
+      "from the experts' device {} of the layer: got {}, expected {} by the owners of choices "
+      "that came with the residual stream",
+      owner, rows.size(0), tokens.size(0));
+}
+
+}  // namespace
+
 at::Tensor OpContext::merged(const Op& op, i32 layer) {
   LayerSlot& slot = slots.layer(layer - 1, op.microbatch);
   if (!p.is_moe(layer - 1)) return slot.residual;
   std::vector<MergePart> parts;
   for (ChunkSlot& chunk : slot.chunks) {
     const std::vector<at::Tensor> tokens = chunk.routed.tokens_back();
-    for (std::size_t i = 0; i < chunk.returned.size(); ++i) parts.push_back({tokens[i], chunk.returned[i]});
+    for (std::size_t i = 0; i < chunk.returned.size(); ++i) {
+      if (p.joins_at(op.group, layer, op.microbatch))
+        check_next_rows(layer - 1, i, tokens[i], chunk.returned[i]);
+      parts.push_back({tokens[i], chunk.returned[i]});
+    }
   }
   return merge_rows(slot.residual, parts);
 }

@@ -191,6 +191,14 @@ using Of = Activation::Of;
 using Kept = Activation::Kept;
 using In = Activation::In;
 
+/// Numbers of a token for the attention kernel of an even team: its share of the queries, and of keys and
+/// values a head at least for each device.
+double numbers_for_heads(const ModelConfig& m, const ActivationOptions& options) {
+  if (options.team == 0 || options.latents) return real(qkv_width(m));
+  const double copies = std::max(1.0, real(options.team) / real(m.num_kv_heads));
+  return real(m.query_width()) + copies * real(m.key_width() + m.value_width());
+}
+
 /// Calls add(activation) for every line of an attention part.
 template <class Add>
 void for_attention_lines(const ModelConfig& m, i64 layer, const ActivationOptions& options, Add add) {
@@ -202,45 +210,73 @@ void for_attention_lines(const ModelConfig& m, i64 layer, const ActivationOption
   const auto cheap = [&](const char* name, i64 elements) {
     add(Activation{name, Of::kToken, Kept::kUnlessSelected, in, real(elements), 0});
   };
+  const auto passing = [&](const char* name, i64 elements) {
+    if (options.team > 0) add(Activation{name, Of::kToken, Kept::kPassing, in, real(elements), 0});
+  };
   const bool moe = m.is_moe(layer);
   add(Activation{"layer input", Of::kToken, Kept::kAlways, in, real(m.hidden), 0});
   if (moe)
     add(Activation{"chosen experts, weights", Of::kToken, Kept::kAlways, In::kRest, 0,
                    routing_bytes(m, layer)});
-  cheap("normed input", m.hidden);
+  if (options.of_team)
+    work("normed input", m.hidden);  // its op keeps all that it makes, also with select
+  else
+    cheap("normed input", m.hidden);
+  passing("q, k, v by tokens", qkv_width(m));
+  passing("q with positions", m.query_width());
+  passing("k with positions", m.key_width());
   if (m.qk_norm != QkNorm::kNone) work("q, k before their norms", m.query_width() + m.key_width());
   // Those of keys and values travel, but for what their norm starts from.
   const i64 key_value = m.kv_lora_rank + (options.latents ? 0 : m.kv_lora_rank + m.qk_rope_dim);
   if (is_mla(m)) work("latents", 2 * m.q_lora_rank + key_value);
   in = In::kScores;
-  work("q, k, v", qkv_width(m));
-  work("attended", m.output_width());
+  if (options.team > 0 && options.latents)
+    work("latents of the team", options.team * (m.kv_lora_rank + m.qk_rope_dim));
+  add(Activation{options.team > 0 ? "q, k, v by heads" : "q, k, v", Of::kToken, Kept::kUnlessRecomputed, in,
+                 numbers_for_heads(m, options), 0});
+  work(options.team > 0 ? "attended by heads" : "attended", m.output_width());
   if (options.scores_in_memory)
     work("probabilities", m.num_heads * options.seq_len);
   else
     work("log-sums of scores", 0, real(m.num_heads) * kStatBytes);
   in = In::kRest;
+  if (options.team > 0)
+    add(Activation{"attended by tokens", Of::kToken, Kept::kAlways, in, real(m.output_width()), 0});
+  passing("output of attention", m.hidden);
   work("after attention", m.hidden);
   cheap("normed rows", m.hidden);
   work("statistics of norms", 0, 2 * kStatBytes);
   if (moe) work("router scores", 0, real(m.num_experts) * kStatBytes);
   const i64 width = local_mlp_width(m, layer);
-  if (width == 0) return;
-  work("gate, up of the MLP", 2 * width);
-  cheap("their product", width);
-  if (has_shared_gate(m, layer)) work("shared expert before its gate, gate", m.hidden + 1);
+  if (width > 0) {
+    work("gate, up of the MLP", 2 * width);
+    cheap("their product", width);
+    if (has_shared_gate(m, layer)) work("shared expert before its gate, gate", m.hidden + 1);
+  }
+  passing("output of the MLP or of experts", m.hidden);
+  passing("input of the next layer", m.hidden);
 }
 
 /// Of the routed experts. Their output is not among them: the gradient of the routing weight is the product
 /// of (gradient through down) and the inner activation.
 template <class Add>
-void for_expert_lines(const ModelConfig& m, Add add) {
-  const auto line = [&](const char* name, Kept kept, i64 elements, Bytes wide) {
-    add(Activation{name, Of::kCopy, kept, In::kRest, real(elements), wide});
+void for_expert_lines(const ModelConfig& m, const ActivationOptions& options, Add add) {
+  const auto line = [&](const char* name, Kept kept, i64 elements, Bytes wide, Of of = Of::kCopy) {
+    add(Activation{name, of, kept, In::kRest, real(elements), wide});
   };
-  line("received row, weight", Kept::kUnlessSent, m.hidden, kRouteWeightBytes);
+  const bool of_team = options.team > 0;
+  if (of_team) {
+    line("received row", Kept::kUnlessSent, m.hidden, 0, Of::kRow);
+    line("row in the order of experts, weight", Kept::kPassing, m.hidden, kRouteWeightBytes);
+  } else {
+    line("received row, weight", Kept::kUnlessSent, m.hidden, kRouteWeightBytes);
+  }
   line("gate, up", Kept::kUnlessRecomputed, 2 * m.expert_hidden, 0);
   line("their product", Kept::kNever, m.expert_hidden, 0);
+  if (of_team) {
+    line("output of an expert", Kept::kPassing, m.hidden, 0);
+    line("row that goes back", Kept::kPassing, m.hidden, 0, Of::kRow);
+  }
 }
 
 }  // namespace
@@ -256,6 +292,7 @@ bool is_kept(Kept kept, KeptActivations keeps) {
     case Kept::kUnlessSent:
       return keeps != KeptActivations::kSelected;
     case Kept::kNever:
+    case Kept::kPassing:
       return false;
   }
   HM_CHECK(false, "line of kind {}", static_cast<int>(kept));
@@ -266,8 +303,20 @@ std::vector<Activation> activation_ledger(const ModelConfig& model, i64 layer,
   std::vector<Activation> ledger;
   const auto add = [&](const Activation& line) { ledger.push_back(line); };
   for_attention_lines(model, layer, options, add);
-  if (model.is_moe(layer)) for_expert_lines(model, add);
+  if (model.is_moe(layer)) for_expert_lines(model, options, add);
   return ledger;
+}
+
+double times_per_token(const ModelConfig& model, const Activation& line, const ActivationOptions& options) {
+  switch (line.of) {
+    case Of::kToken:
+      return 1;
+    case Of::kCopy:
+      return real(model.top_k);
+    case Of::kRow:
+      return options.rows;
+  }
+  HM_CHECK(false, "line of {}", static_cast<int>(line.of));
 }
 
 Bytes attention_work_bytes(const ModelConfig& m, i64 layer, const ActivationOptions& options) {
@@ -331,7 +380,7 @@ Bytes attention_saved_bytes(const ModelConfig& model, i64 layer, const Activatio
 
 Bytes expert_work_bytes(const ModelConfig& model, Bytes element) {
   Bytes sum = 0;
-  for_expert_lines(model, [&](const Activation& line) {
+  for_expert_lines(model, {}, [&](const Activation& line) {
     sum += line.kept != Kept::kUnlessSent ? line.bytes(element) : 0;
   });
   return sum;
@@ -345,7 +394,7 @@ Bytes expert_left_bytes(const ModelConfig& model, Bytes element) { return expert
 
 Bytes expert_kept_bytes(const ModelConfig& model, Bytes element) {
   Bytes sum = 0;
-  for_expert_lines(model, [&](const Activation& line) {
+  for_expert_lines(model, {}, [&](const Activation& line) {
     sum += line.kept == Kept::kUnlessRecomputed ? line.bytes(element) : 0;
   });
   return sum;
@@ -353,7 +402,7 @@ Bytes expert_kept_bytes(const ModelConfig& model, Bytes element) {
 
 Bytes expert_saved_bytes(const ModelConfig& model, const ActivationOptions& options) {
   Bytes sum = 0;
-  for_expert_lines(model, [&](const Activation& line) {
+  for_expert_lines(model, {}, [&](const Activation& line) {
     sum += is_kept(line.kept, options.keeps) ? line.bytes(options.element) : 0;
   });
   return sum;

@@ -148,17 +148,23 @@ struct ActivationOptions {
   i64 seq_len = 0;                ///< only used with scores_in_memory
   bool of_team = false;           ///< queries to the kernel's output are made by ops of their own
   bool latents = false;           ///< of a team: keys and values are made by the attention kernel's op
+  /// For activation_ledger(): devices of an even team, whose lines are then listed, too; and rows of a token
+  /// at the owners of experts, one for each of these with row_dedup.
+  i64 team = 0;
+  double rows = 0;
 };
 
 /// A tensor that backward may need.
 struct Activation {
-  enum class Of { kToken, kCopy };  ///< of a token in an attention part, of a (row, expert) pair
+  /// Of a token in an attention part, of a (row, expert) pair, of a row at an owner of experts.
+  enum class Of { kToken, kCopy, kRow };
   enum class Kept {
     kAlways,            ///< backward starts from it
     kUnlessRecomputed,  ///< with KeptActivations::kAll and kSelected from forward on, else made again
     kUnlessSelected,    ///< with kAll from forward on, else made again
     kUnlessSent,        ///< but with kSelected, where it is sent again
-    kNever              ///< made inside an op from what is kept
+    kNever,             ///< made inside an op from what is kept
+    kPassing            ///< of forward alone: backward does not need it
   };
   /// For lines of an attention part: up to q, k and v; of the attention kernel; after it.
   enum class In { kProjection, kScores, kRest };
@@ -175,9 +181,12 @@ bool is_kept(Activation::Kept kept, KeptActivations keeps);
 /// The ledger of a layer: everything that forward makes and backward needs, and nothing else says how large
 /// it is. W = S*I of the shared expert or D of the dense MLP. MLA: q (after rotary), k = h*d (shared rotary
 /// part repeated), v, and the latents before and after their norms. With scores_in_memory the attention
-/// kernel keeps its probabilities, else log-sums.
+/// kernel keeps its probabilities, else log-sums. Of a device of a team: per token of its own, everything
+/// that forward makes; the kernel's q, k and v are those of its heads for all tokens of the team.
 std::vector<Activation> activation_ledger(const ModelConfig& model, i64 layer,
                                           const ActivationOptions& options);
+/// How often a line of such a ledger occurs for a token.
+double times_per_token(const ModelConfig& model, const Activation& line, const ActivationOptions& options);
 
 /// Bytes per token that op `attention` makes and backward needs, besides its input and the routing: lines of
 /// the ledger that are kept unless recomputed. With recompute none of it is kept between forward and

@@ -8,11 +8,13 @@ namespace hetermoe {
 
 SimulatedStep simulate_step(const Schedule& schedule, const Placement& priced, const Placement& held,
                             const ModelConfig& model, const Cluster& cluster, const CostModel& cost,
-                            const RoutingLoad& routing) {
+                            const RoutingLoad& routing, i32 tiles) {
   SimulatedStep out;
   // Where steps overlap, memory is that of all of them.
   const Schedule all = schedule.overlaps() ? repeat(schedule, kSteadySteps) : schedule;
-  const OpTimes times = Simulator().run(all, price(all, priced, model, cluster, cost, routing));
+  OpCosts costs = price(all, priced, model, cluster, cost, routing);
+  costs.tiles = tiles;
+  const OpTimes times = Simulator().run(all, costs);
   out.times = schedule.overlaps() ? steady_step(schedule, times) : times;
   if (!out.times.end.empty()) out.alone = *std::max_element(out.times.end.begin(), out.times.end.end());
   out.memory = peak_memory(all, times, held, model, cluster, routing);

@@ -14,9 +14,10 @@ struct SimulatedStep {
 };
 
 /// priced: what `cost` prices. held: what lies in memory; the same placement, or one with other dtypes.
+/// tiles: see OpCosts.
 SimulatedStep simulate_step(const Schedule& schedule, const Placement& priced, const Placement& held,
                             const ModelConfig& model, const Cluster& cluster, const CostModel& cost,
-                            const RoutingLoad& routing);
+                            const RoutingLoad& routing, i32 tiles = 0);
 
 /// Bytes by what they are for, and "total".
 Json to_json(const MemoryUse& use);

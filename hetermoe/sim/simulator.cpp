@@ -11,18 +11,16 @@ const OpTimes& Simulator::run(const Schedule& schedule, const OpCosts& costs) {
   for (OpId op = 0; op < schedule.num_ops(); ++op) {
     if (waiting_[idx(op)] == 0) start(op);
   }
-  OpId ended = 0;
   while (!heap_.empty()) {
     std::pop_heap(heap_.begin(), heap_.end(), std::greater<>());
     const Event event = heap_.back();
     heap_.pop_back();
     if (running_[idx(event.op)].version != event.version) continue;
     now_ = event.time;
-    const bool last_part = !running_[idx(event.op)].in_latency;
     on_event(event);
-    ended += last_part ? 1 : 0;
   }
-  HM_CHECK(ended == schedule.num_ops(), "the schedule stalls: {} of {} ops ended", ended, schedule.num_ops());
+  HM_CHECK(ended_ == schedule.num_ops(), "the schedule stalls: {} of {} ops ended", ended_,
+           schedule.num_ops());
   times_.step = now_;
   return times_;
 }
@@ -30,7 +28,7 @@ const OpTimes& Simulator::run(const Schedule& schedule, const OpCosts& costs) {
 void Simulator::prepare(const Schedule& schedule, const OpCosts& costs) {
   schedule_ = &schedule;
   costs_ = &costs;
-  now_ = 0;
+  now_ = 0, ended_ = 0;
   const std::size_t num_ops = schedule.ops.size();
   times_.start.assign(num_ops, 0);
   times_.end.assign(num_ops, 0);
@@ -40,6 +38,7 @@ void Simulator::prepare(const Schedule& schedule, const OpCosts& costs) {
   index_lanes();
   index_dependents();
   index_ports();
+  index_tiles();
   interferes_ =
       std::any_of(costs.interference.begin(), costs.interference.end(), [](double i) { return i > 0; });
   active_transfers_.assign(idx(schedule.num_places()), 0);
@@ -93,6 +92,22 @@ void Simulator::index_ports() {
   }
 }
 
+/// What brings an op of experts its rows is the dependency that goes to owners.
+void Simulator::index_tiles() {
+  feeder_.clear(), is_feeder_.clear();
+  if (costs_->tiles < 2) return;
+  feeder_.assign(schedule_->ops.size(), -1), is_feeder_.assign(schedule_->ops.size(), false);
+  for (OpId op = 0; op < schedule_->num_ops(); ++op) {
+    if (row_of(schedule_->ops[idx(op)].kind).pricing != Pricing::kExperts) continue;
+    for (const OpId dep : schedule_->deps_of(op)) {
+      const Op& before = schedule_->ops[idx(dep)];
+      if (!is_compute(before.kind) && needs_load(before.kind) && goes_to_owners(before) && uses_ports(dep))
+        feeder_[idx(op)] = dep;
+    }
+    if (feeder_[idx(op)] >= 0) is_feeder_[idx(feeder_[idx(op)])] = true;
+  }
+}
+
 bool Simulator::uses_ports(OpId op) const {
   return costs_->load_begin[idx(op) + 1] > costs_->load_begin[idx(op)];
 }
@@ -128,15 +143,43 @@ void Simulator::start(OpId op) {
 void Simulator::on_event(const Event& event) {
   if (running_[idx(event.op)].in_latency) {
     enter_ports(event.op);
-  } else {
+  } else if (running_[idx(event.op)].first_tile) {
+    end_first_tile(event.op);
+  } else if (!waits_for_rows(event.op)) {
     finish(event.op);
   }
+}
+
+/// The rest of the transfer is to come; ops that compute the first tile may start.
+void Simulator::end_first_tile(OpId transfer) {
+  Running& run = running_[idx(transfer)];
+  run.first_tile = false;
+  run.remaining = alone(transfer) * (1 - 1.0 / costs_->tiles);
+  run.since = now_;
+  ++run.version;
+  if (run.rate > 0) push(now_ + run.remaining / run.rate, transfer, run.version);
+  for (i64 i = dependent_begin_[idx(transfer)]; i < dependent_begin_[idx(transfer) + 1]; ++i)
+    if (feeder_[idx(dependents_[idx(i)])] == transfer) arrive(dependents_[idx(i)]);
+}
+
+/// Whether an op that has done its own work ends later: a tile's time after its last rows.
+bool Simulator::waits_for_rows(OpId op) {
+  const OpId feeder = feeder_.empty() ? -1 : feeder_[idx(op)];
+  if (feeder < 0) return false;
+  Running& run = running_[idx(op)];
+  const Seconds earliest = times_.end[idx(feeder)] + costs_->seconds[idx(op)] / costs_->tiles;
+  const bool came = running_[idx(feeder)].ended;
+  if (came && now_ >= earliest) return false;
+  run.waits = true;
+  if (came) push(earliest, op, ++run.version);
+  return true;
 }
 
 void Simulator::enter_ports(OpId op) {
   Running& run = running_[idx(op)];
   run.in_latency = false;
-  run.remaining = alone(op);
+  run.first_tile = !is_feeder_.empty() && is_feeder_[idx(op)];
+  run.remaining = alone(op) / (run.first_tile ? costs_->tiles : 1);
   run.since = now_;
   run.rate = -1;
   run.changed = true;
@@ -247,6 +290,8 @@ void Simulator::update_compute_of(OpId transfer) {
 
 void Simulator::finish(OpId op) {
   times_.end[idx(op)] = now_;
+  running_[idx(op)].ended = true;
+  ++ended_;
   ++running_[idx(op)].version;
   const bool compute = is_compute(schedule_->ops[idx(op)].kind);
   if (compute) {
@@ -255,7 +300,11 @@ void Simulator::finish(OpId op) {
     leave_ports(op);
   }
   for (i64 i = dependent_begin_[idx(op)]; i < dependent_begin_[idx(op) + 1]; ++i) {
-    arrive(dependents_[idx(i)]);
+    const OpId next = dependents_[idx(i)];
+    if (feeder_.empty() || feeder_[idx(next)] != op)
+      arrive(next);
+    else if (running_[idx(next)].waits)
+      push(now_ + costs_->seconds[idx(next)] / costs_->tiles, next, ++running_[idx(next)].version);
   }
   for (const LaneId lane : schedule_->lanes_of(op)) {
     const i64 next = ++lane_next_[idx(lane)];
@@ -264,12 +313,14 @@ void Simulator::finish(OpId op) {
 }
 
 OpTimes simulate(const Schedule& schedule, const Placement& placement, const ModelConfig& model,
-                 const Cluster& cluster, const CostModel& cost, const RoutingLoad& routing) {
+                 const Cluster& cluster, const CostModel& cost, const RoutingLoad& routing, i32 tiles) {
+  const Schedule all = schedule.overlaps() ? repeat(schedule, kSteadySteps) : Schedule();
+  const Schedule& run = schedule.overlaps() ? all : schedule;
+  OpCosts costs = price(run, placement, model, cluster, cost, routing);
+  costs.tiles = tiles;
   Simulator simulator;
-  if (!schedule.overlaps())
-    return simulator.run(schedule, price(schedule, placement, model, cluster, cost, routing));
-  const Schedule all = repeat(schedule, kSteadySteps);
-  return steady_step(schedule, simulator.run(all, price(all, placement, model, cluster, cost, routing)));
+  const OpTimes& times = simulator.run(run, costs);
+  return schedule.overlaps() ? steady_step(schedule, times) : times;
 }
 
 OpTimes steady_step(const Schedule& schedule, const OpTimes& all) {

@@ -14,7 +14,8 @@ struct OpTimes {
 
 /// Event-driven replay of a schedule. Transfers that use a port at the same time share it fairly (each port
 /// is water-filled on its own: what an op cannot use because another port limits it is not given away again),
-/// and a transfer slows compute of its devices by their interference. Keeps its memory between runs.
+/// and a transfer slows compute of its devices by their interference. With tiles (OpCosts::tiles) the parts
+/// of a transfer to the owners of experts come evenly. Keeps its memory between runs.
 class Simulator {
  public:
   /// The result stays valid until the next run.
@@ -35,7 +36,9 @@ class Simulator {
     double rate = 0;
     Seconds since = 0;
     i32 version = 0;
-    bool in_latency = false, changed = false;
+    bool in_latency = false, changed = false, ended = false;
+    bool first_tile = false;  ///< of a transfer: `remaining` is that of the first tile
+    bool waits = false;       ///< an op of experts that has done its work before its last rows came
   };
   /// A port and the transfers that use it now, as indices into OpCosts::loads.
   struct Port {
@@ -47,12 +50,15 @@ class Simulator {
   void index_lanes();
   void index_dependents();
   void index_ports();
+  void index_tiles();
   void arrive(OpId op);
   void start(OpId op);
   void finish(OpId op);
   void on_event(const Event& event);
   void enter_ports(OpId op);
   void leave_ports(OpId op);
+  void end_first_tile(OpId transfer);
+  bool waits_for_rows(OpId op);
   void update_level(Port& port);
   void update_changed();
   void update_compute_of(OpId transfer);
@@ -70,6 +76,9 @@ class Simulator {
   std::vector<i32> waiting_;          // [op] lanes it does not head plus dependencies not ended
   std::vector<i64> dependent_begin_;  // [op + 1]
   std::vector<OpId> dependents_;
+  std::vector<OpId> feeder_;     // [op] of experts in tiles: the transfer of their rows, else -1
+  std::vector<bool> is_feeder_;  // [op]
+  OpId ended_ = 0;
   std::vector<i64> lane_begin_;  // [lane + 1]
   std::vector<OpId> lane_ops_;
   std::vector<i64> lane_next_;  // [lane] position of the head
@@ -92,9 +101,9 @@ inline constexpr i32 kSteadySteps = 8;
 /// last op may end later.
 OpTimes steady_step(const Schedule& schedule, const OpTimes& all);
 
-/// Prices a schedule and runs it once; of one that overlaps the steady_step().
+/// Prices a schedule and runs it once; of one that overlaps the steady_step(). tiles: see OpCosts.
 OpTimes simulate(const Schedule& schedule, const Placement& placement, const ModelConfig& model,
-                 const Cluster& cluster, const CostModel& cost, const RoutingLoad& routing);
+                 const Cluster& cluster, const CostModel& cost, const RoutingLoad& routing, i32 tiles = 0);
 
 /// Oracle where nothing contends: one pass in append order (dependencies and lanes point backwards).
 OpTimes longest_path(const Schedule& schedule, const std::vector<Seconds>& seconds);

@@ -52,6 +52,38 @@ TEST_F(BadInput, UnknownOption) {
   expect_refused({"a.yaml", "b.yaml"}, {"[b.yaml] unexpected word"});
 }
 
+TEST_F(BadInput, DepthGroups) {
+  const auto refused = [&](const std::string& groups, const std::string& part) {
+    expect_refused({"--strategy", "af-pipe", "--plan.depth_groups", groups}, {"plan.depth_groups", part});
+  };
+  refused("0", "got 0, expected >= 1");
+  refused("3", "got 3 groups of devices with attention, expected at most as many as devices (2)");
+  refused("[1,9]", "got 9 groups, expected at most as many as layers of demo (4)");
+  refused("[1,2,3]", "got 3 numbers, expected one or two");
+  expect_refused(
+      {"--strategy", "af-pipe", "--plan.nics", "2"},
+      {"[nics] devices of node new have 4 NICs for themselves, expected at most the 1 of the node"});
+}
+
+TEST_F(BadInput, TeamsAndWires) {
+  const auto refused = [&](const std::string& key, const std::string& value, const std::string& part) {
+    expect_refused({"--strategy", "sp-ep", "--plan.team", "4", key, value}, {key.substr(2), part});
+  };
+  refused("--plan.head_weights", "1,1", "got 2 entries, expected one per device with attention (4)");
+  refused("--plan.head_weights", "0,0,0,0", "got 0 for all devices, expected some above 0");
+  expect_refused({"--strategy", "sp-ep", "--plan.team", "3"},
+                 {"[plan.team] got 3, expected a divisor of the 4 devices"});
+  expect_refused({"--plan.error_feedback", "true"},
+                 {"[error_feedback] got true, but gradients travel as they are kept"});
+  expect_refused({"--plan.wire_dtype", "fp9"}, {"plan.wire_dtype", "fp8_row, fp8_group"});
+  for (const char* key : {"plan.wire_dtype", "plan.wire_backward"}) {
+    for (const char* wire : {"fp8_row", "fp8_group"})
+      expect_refused({std::string("--") + key, wire},
+                     {fmt::format("[{}] got {}, expected fp64: verify compares in fp64", key, wire)},
+                     {"verify"});
+  }
+}
+
 TEST_F(BadInput, OptionWithoutItsValue) {
   const ProgramResult result = run_hetermoe({"simulate", "--train.steps"});
   EXPECT_EQ(result.code, 2);

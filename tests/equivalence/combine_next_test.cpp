@@ -160,6 +160,19 @@ TEST(CombineToNext, ResidualWithoutRoutingIsRefused) {
   EXPECT_NE(error.find("tensors: got 2, expected 3"), std::string::npos) << error;
 }
 
+/// Without a look the rows of experts would be added to tokens that nobody named.
+TEST(CombineToNext, OwnersThatDoNotGoWithTheRowsAreRefused) {
+  const std::string error = error_with([](const ExchangeCall& call, std::vector<Message>& out) {
+    if (!call.name.starts_with("move.F l1")) return;
+    for (Message& message : out)
+      if (message.tensors.size() >= 2) message.tensors[1] = at::full_like(message.tensors[1], -1);
+  });
+  EXPECT_NE(error.find("attention.F l1"), std::string::npos) << error;
+  EXPECT_NE(error.find("expected 0 by the owners of choices that came with the residual stream"),
+            std::string::npos)
+      << error;
+}
+
 /// A source that counts all its rows in its first segment tells an owner to send other rows than a receiver
 /// waits for.
 TEST(CombineToNext, RowsCountedBySourceInPlaceOfSegmentAreFound) {

@@ -154,6 +154,31 @@ TEST(MeasuredMemory, IsTheModelsWhereGradientsTravelInSixteenBits) {
   EXPECT_LE(worst, 0.03);
 }
 
+TEST(MeasuredMemory, IsTheModelsWhereRowsTravelWithScales) {
+  at::set_num_threads(1);
+  const ModelConfig model = load_model("demo");
+  const Cluster cluster = load_cluster("demo");
+  StrategyRequest request;
+  request.seq_len = 256;
+  request.sequences = 8, request.microbatches = 2;
+  double worst = 0;
+  for (const char* strategy : {"ep", "zebra"}) {
+    for (const Wire backward : {Wire::kFp8Row, Wire::kFp8Group}) {
+      for (const Recompute recompute : {Recompute::kLocal, Recompute::kSelect}) {
+        if (strategy == std::string("zebra") && recompute == Recompute::kSelect) continue;
+        Plan plan = find_strategy(strategy).make(model, cluster, request);
+        use_dtype(plan, Dtype::kFp32);
+        plan.recompute = recompute;
+        plan.wire_forward = Wire::kFp8Row, plan.wire_backward = backward;
+        worst = std::max(
+            worst, check_memory(model, cluster, plan,
+                                fmt::format("{} {} {}", strategy, name_of(backward), name_of(recompute))));
+      }
+    }
+  }
+  std::cout << fmt::format("[          ] the model is off by {:.2f} % at worst\n", 100 * worst);
+}
+
 /// Devices and hosts.
 TEST(MeasuredMemory, IsTheModelsWithHosts) {
   at::set_num_threads(1);

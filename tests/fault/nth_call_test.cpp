@@ -196,6 +196,54 @@ TEST(NthCall, EveryFaultOfRowsByNodesEndsWithOneErrorOrTheSameResult) {
   }
 }
 
+/// A team of three, of which one has no heads: its exchanges carry nothing that way.
+TEST(NthCall, EveryFaultOfEveryTeamExchangeEndsWithOneErrorOrTheSameResult) {
+  Scene scene = scene_of("ep");
+  StrategyRequest request;
+  request.seq_len = 4, request.sequences = 4, request.microbatches = 2;
+  request.team = {3}, request.head_weights = {1, 1, 0};
+  scene.plan = find_strategy("sp-ep").make(scene.model, scene.cluster, request);
+  use_fp64(scene.plan);
+  for (const bool checksums : {false, true}) {
+    Experiment experiment(scene, checksums);
+    for (const Fault fault : all_faults()) {
+      for (const OpKind kind : {OpKind::kToHeads, OpKind::kToTokens}) {
+        const Row row = experiment.run(fault, kind, 3);
+        EXPECT_GT(row.counts[0] + row.counts[1] + row.counts[2], 0) << name_of(fault) << " " << name_of(kind);
+        // A flipped bit of a number is a number: only a checksum can tell.
+        if (fault == Fault::kFlip && !checksums) continue;
+        EXPECT_EQ(row.of(Outcome::kOther), 0) << name_of(fault) << " " << name_of(kind);
+        EXPECT_EQ(row.of(Outcome::kNamed) > 0, fault != Fault::kDelay)
+            << name_of(fault) << " " << name_of(kind);
+      }
+    }
+  }
+}
+
+/// Results of experts and residual streams on their way to the next layer.
+TEST(NthCall, EveryFaultOfResultsToTheNextLayerEndsWithOneErrorOrTheSameResult) {
+  Scene scene = scene_of("ep");
+  scene.cluster = make_cluster(4);
+  StrategyRequest request;
+  request.seq_len = 2, request.sequences = 4, request.microbatches = 2;
+  request.depth_groups = {2}, request.combine_to = CombineTo::kNext;
+  scene.plan = find_strategy("af-pipe").make(scene.model, scene.cluster, request);
+  use_fp64(scene.plan);
+  for (const bool checksums : {false, true}) {
+    Experiment experiment(scene, checksums);
+    for (const Fault fault : all_faults()) {
+      for (const OpKind kind : {OpKind::kCombine, OpKind::kMove}) {
+        const Row row = experiment.run(fault, kind, 3);
+        // A flipped bit of a number is a number: only a checksum can tell.
+        if (fault == Fault::kFlip && !checksums) continue;
+        EXPECT_EQ(row.of(Outcome::kOther), 0) << name_of(fault) << " " << name_of(kind);
+        EXPECT_EQ(row.of(Outcome::kNamed) > 0, fault != Fault::kDelay)
+            << name_of(fault) << " " << name_of(kind);
+      }
+    }
+  }
+}
+
 TEST(NthCall, EveryFaultOfEveryTallyEndsWithOneErrorOrTheSameResult) {
   Scene scene = scene_of("ep");
   use_lplb(scene.plan, scene.model);

@@ -127,6 +127,33 @@ TEST(Allocation, AsksTheCostModel) {
   EXPECT_LT(one.devices[3].experts, one.devices[0].experts);
 }
 
+/// T_a and T_f of a plan that stands: of its own devices, with the best division of shared ports.
+TEST(Allocation, OfAPlanIsThatOfItsDevices) {
+  const ModelConfig model = load_model("d1");
+  const Cluster cluster = load_cluster("o1");
+  StrategyRequest request;
+  request.seq_len = 4096, request.sequences = 24, request.microbatches = 4, request.dtype = Dtype::kFp16;
+  request.depth_groups = {2};
+  Plan plan = find_strategy("af-pipe").make(model, cluster, request);
+  plan.dtype.assign(cluster.devices.size(), Dtype::kFp16);
+  plan.wire_forward = plan.wire_backward = Wire::kFp16;
+  const std::unique_ptr<CostModel> cost = make_cost(model, cluster, plan, {});
+  const std::optional<Allocation> got = allocation_of_plan(plan, model, cluster, *cost);
+  ASSERT_TRUE(got);
+  const AllocationInput input = allocation_input(model, cluster, *cost, plan, 6);
+  EXPECT_EQ(got->attention, 6);
+  EXPECT_EQ(got->experts, 6);
+  // Six A40 and six V100; the ports are divided so that the slower role is fastest.
+  Seconds least = 1e9;
+  for (i64 nics = 1; nics < input.nics; ++nics)
+    least =
+        std::min(least, std::max({input.devices[0].attention / 6, input.devices[11].experts / 6,
+                                  input.transfer / real(nics), input.transfer / real(input.nics - nics)}));
+  EXPECT_DOUBLE_EQ(got->seconds(), least);
+  EXPECT_EQ(got->attention_travels, got->attention_s > input.devices[0].attention / 6 * (1 + 1e-9));
+  EXPECT_FALSE(allocation_of_plan(find_strategy("ep").make(model, cluster, request), model, cluster, *cost));
+}
+
 TEST(Allocation, IsTheDefaultOfDepthGroupsOnEqualDevices) {
   // Wide experts, so that they need more than half of the devices.
   ModelConfig model = test::make_model({.num_layers = 2, .num_experts = 4});

@@ -22,6 +22,10 @@ class Hand {
     costs_.interference[static_cast<std::size_t>(device)] = share;
   }
 
+  OpId experts(DeviceId device, Seconds seconds, const std::vector<OpId>& deps) {
+    return add({OpKind::kExperts}, {lane_of(device, Queue::kCompute)}, deps, {0, {}}, seconds);
+  }
+  void set_tiles(i32 tiles) { costs_.tiles = tiles; }
   OpId compute(DeviceId device, Seconds seconds, const std::vector<OpId>& deps = {}) {
     return add({OpKind::kAttention}, {lane_of(device, Queue::kCompute)}, deps, {0, {}}, seconds);
   }
@@ -64,6 +68,49 @@ TEST(Simulator, LanesKeepTheirOrderAndOpsWaitForDependencies) {
   EXPECT_EQ(times.start[static_cast<std::size_t>(first)], 3);
   EXPECT_EQ(times.start[static_cast<std::size_t>(behind)], 4);
   EXPECT_EQ(times.step, 5);
+}
+
+/// Rows of four tiles: 1 s of latency, then 1 s each.
+TEST(SimulatorTiles, ExpertsBeginWithTheFirstTileAndEndOneAfterTheLast) {
+  for (const auto& [seconds, tiles, start, end] : std::vector<std::tuple<Seconds, i32, Seconds, Seconds>>{
+           {8, 0, 5, 13}, {8, 1, 5, 13}, {8, 4, 2, 10}, {8, 8, 1.5, 9.5}, {1, 4, 2, 5.25}, {4, 4, 2, 6}}) {
+    Hand hand(2);
+    hand.set_tiles(tiles);
+    const OpId rows = hand.transfer({to_expert(0), to_expert(1)}, {1, {{0, 4.0}}});
+    const OpId experts = hand.experts(1, seconds, {rows});
+    const OpId after = hand.compute(1, 1, {experts});
+    const OpTimes& times = hand.run();
+    const auto name = testing::Message() << seconds << " s, tiles " << tiles;
+    EXPECT_DOUBLE_EQ(times.end[static_cast<std::size_t>(rows)], 5) << name;
+    EXPECT_DOUBLE_EQ(times.start[static_cast<std::size_t>(experts)], start) << name;
+    EXPECT_DOUBLE_EQ(times.end[static_cast<std::size_t>(experts)], end) << name;
+    EXPECT_DOUBLE_EQ(times.start[static_cast<std::size_t>(after)], end) << name;
+  }
+}
+
+/// The port is shared while the first tile travels, and compute is slowed down by the transfer.
+TEST(SimulatorTiles, GoWithSharedPortsAndSlowerCompute) {
+  Hand hand(2);
+  hand.set_tiles(4);
+  hand.set_interference(1, 0.5);
+  const OpId rows = hand.transfer({to_expert(1)}, {0, {{0, 4.0}}});
+  hand.transfer({to_expert(0)}, {0, {{0, 2.0}}});
+  const OpId experts = hand.experts(1, 4, {rows});
+  const OpTimes& times = hand.run();
+  // Both at half of the port until 4, then the rest of the rows alone until 6. The first tile is there at 2.
+  EXPECT_DOUBLE_EQ(times.end[static_cast<std::size_t>(rows)], 6);
+  EXPECT_DOUBLE_EQ(times.start[static_cast<std::size_t>(experts)], 2);
+  EXPECT_DOUBLE_EQ(times.end[static_cast<std::size_t>(experts)], 8);  // 4 s at half speed, then 2
+}
+
+TEST(SimulatorTiles, ATransferWithoutBytesHasNone) {
+  Hand hand(1);
+  hand.set_tiles(4);
+  const OpId rows = hand.transfer({to_expert(0)}, {1, {}});
+  const OpId experts = hand.experts(0, 2, {rows});
+  const OpTimes& times = hand.run();
+  EXPECT_DOUBLE_EQ(times.start[static_cast<std::size_t>(experts)], 1);
+  EXPECT_DOUBLE_EQ(times.step, 3);
 }
 
 TEST(Simulator, TwoTransfersShareAPortEvenly) {

@@ -10,6 +10,7 @@
 #include "hetermoe/base/checksum.h"
 #include "hetermoe/weights/hf_folder.h"
 #include "tests/support/error_of.h"
+#include "tests/train/differences.h"
 #include "tests/train/tiny_run.h"
 
 namespace hetermoe {
@@ -135,14 +136,6 @@ TEST(Safetensors, AFullDiskIsAWriteErrorAndLeavesNothing) {
 }
 
 // --- checkpoints ---
-
-double worst_difference(const TensorsByName& a, const TensorsByName& b) {
-  double worst = 0;
-  for (const auto& [name, tensor] : a) {
-    worst = std::max(worst, (tensor - b.at(name)).abs().max().item<double>());
-  }
-  return worst;
-}
 
 TEST(Checkpoint, AResumedRunEndsBitEqualToAnUndisturbedOne) {
   for (const char* strategy : {"zebra", "ep", "single"}) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "hetermoe/base/index.h"
 #include "hetermoe/model/unit.h"
 #include "hetermoe/plan/recompute.h"
 #include "hetermoe/planner/strategies/strategies.h"

@@ -55,6 +55,7 @@ FEATURES = {
     "rows by node": {"plan.node_dedup": "true"},
     "bf16": {"plan.attention_dtype": "bf16", "plan.expert_dtype": "bf16", "plan.wire_dtype": "bf16"},
     "fp8 rows": {"plan.wire_dtype": "fp8_row"},
+    "fp8 groups": {"plan.wire_dtype": "fp8_row", "plan.wire_backward": "fp8_group"},
     "bf16 sums": {"plan.wire_reduce": "bf16"},
     "error feedback": {"plan.wire_reduce": "bf16", "plan.error_feedback": "true"},
     "capacity": {"train.capacity_factor": 1.0},

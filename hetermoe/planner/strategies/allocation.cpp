@@ -5,6 +5,7 @@
 #include <map>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "hetermoe/base/index.h"
@@ -32,9 +33,11 @@ struct Speeds {
   std::vector<double> attention, experts;
 };
 
-Allocation allocation_of(const AllocationInput& input, const Speeds& speeds, i64 attention, i64 nics) {
-  const Seconds attend = 1 / speeds.attention[idx(attention)], compute = 1 / speeds.experts[idx(attention)],
-                out = input.transfer / real(nics), back = input.transfer / real(input.nics - nics);
+/// By the speeds of each role's devices.
+Allocation allocation_by(const AllocationInput& input, double attention_speed, double expert_speed,
+                         i64 attention, i64 nics) {
+  const Seconds attend = 1 / attention_speed, compute = 1 / expert_speed, out = input.transfer / real(nics),
+                back = input.transfer / real(input.nics - nics);
   return {.attention = attention,
           .experts = std::ssize(input.devices) - attention,
           .attention_nics = nics,
@@ -42,7 +45,14 @@ Allocation allocation_of(const AllocationInput& input, const Speeds& speeds, i64
           .attention_s = std::max(attend, out),
           .experts_s = std::max(compute, back),
           .slack = input.transfer > 0 ? std::min(attend / out, compute / back)
-                                      : std::numeric_limits<double>::infinity()};
+                                      : std::numeric_limits<double>::infinity(),
+          .attention_travels = out > attend,
+          .experts_travel = back > compute};
+}
+
+Allocation allocation_of(const AllocationInput& input, const Speeds& speeds, i64 attention, i64 nics) {
+  return allocation_by(input, speeds.attention[idx(attention)], speeds.experts[idx(attention)], attention,
+                       nics);
 }
 
 bool is_better(const Allocation& a, const Allocation& b) {
@@ -89,6 +99,15 @@ i64 devices_for_experts(const ModelConfig& model, const Cluster& cluster, const 
 }
 
 }  // namespace
+
+Json to_json(const Allocation& allocation) {
+  return {{"attention_devices", allocation.attention},
+          {"expert_devices", allocation.experts},
+          {"attention_s", allocation.attention_s},
+          {"experts_s", allocation.experts_s},
+          {"attention_bound", allocation.attention_travels ? "network" : "compute"},
+          {"experts_bound", allocation.experts_travel ? "network" : "compute"}};
+}
 
 std::vector<std::size_t> by_advantage(const std::vector<AllocationInput::Device>& devices) {
   std::vector<std::size_t> order(devices.size());
@@ -191,6 +210,32 @@ std::vector<i64> near_allocation(const AllocationInput& input) {
     if (best + away <= last) near.push_back(best + away);
   }
   return near;
+}
+
+std::optional<Allocation> allocation_of_plan(const Plan& plan, const ModelConfig& model,
+                                             const Cluster& cluster, const CostModel& cost) {
+  if (plan.order != OrderPolicy::kTimed || plan.groups.empty() || model.num_moe_layers() == 0) return {};
+  const Group& group = plan.groups[0];
+  std::set<DeviceId> attention, experts;
+  for (const LayerPlacement& layer : group.layers) {
+    for (const ShareRow& row : layer.attention)
+      for (const Share& share : row) attention.insert(share.device);
+    for (const auto& owners : layer.experts)
+      for (const ExpertOwner& owner : owners) experts.insert(owner.device);
+  }
+  if (attention.empty() || experts.empty()) return {};
+  const double sequences = real(total_sequences(group)) / real(std::ssize(group.microbatches));
+  const AllocationInput input = allocation_input(model, cluster, cost, plan, sequences);
+  double attend = 0, compute = 0;
+  for (const DeviceId d : attention) attend += 1 / input.devices[idx(d)].attention;
+  for (const DeviceId d : experts) compute += 1 / input.devices[idx(d)].experts;
+  std::optional<Allocation> best;
+  for (i64 nics = 1; nics < input.nics; ++nics) {
+    Allocation next = allocation_by(input, attend, compute, std::ssize(attention), nics);
+    next.experts = std::ssize(experts);
+    if (!best || is_better(next, *best)) best = next;
+  }
+  return best;
 }
 
 Roles allocated_roles(const ModelConfig& model, const Cluster& cluster, const StrategyRequest& request) {

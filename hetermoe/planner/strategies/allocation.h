@@ -1,4 +1,5 @@
 #pragma once
+#include <optional>
 #include <vector>
 
 #include "hetermoe/cost/cost_model.h"
@@ -24,12 +25,17 @@ struct AllocationInput {
 
 /// Of M + N devices and M_a + M_f ports.
 struct Allocation {
-  i64 attention = 0, experts = 0;           ///< devices: M, N
-  i64 attention_nics = 0, expert_nics = 0;  ///< M_a, M_f
-  Seconds attention_s = 0, experts_s = 0;   ///< T_a, T_f
-  double slack = 0;                         ///< the lower of both roles' compute over transfer
+  i64 attention = 0, experts = 0;                          ///< devices: M, N
+  i64 attention_nics = 0, expert_nics = 0;                 ///< M_a, M_f
+  Seconds attention_s = 0, experts_s = 0;                  ///< T_a, T_f
+  double slack = 0;                                        ///< the lower of both roles' compute over transfer
+  bool attention_travels = false, experts_travel = false;  ///< its rows take longer than its compute
   Seconds seconds() const { return std::max(attention_s, experts_s); }
 };
+
+/// {"attention_devices", "expert_devices", "attention_s", "experts_s", "attention_bound", "experts_bound"},
+/// the last two compute or network.
+Json to_json(const Allocation& allocation);
 
 /// Positions of devices, those first that are best at attention beside experts. Equal ones keep their order.
 std::vector<std::size_t> by_advantage(const std::vector<AllocationInput::Device>& devices);
@@ -63,6 +69,11 @@ void set_roles(StrategyRequest& request, AllocatedRoles split);
 
 /// Numbers of devices with attention that differ from that of the allocation by 2 at most, it first.
 std::vector<i64> near_allocation(const AllocationInput& input);
+
+/// T_a and T_f of a plan with depth groups, of its first group of devices: of a layer and a microbatch. Where
+/// NICs are shared, by the best division of them. None for other plans.
+std::optional<Allocation> allocation_of_plan(const Plan& plan, const ModelConfig& model,
+                                             const Cluster& cluster, const CostModel& cost);
 
 /// Who does what of strategy af_pipe where the request does not say: on equal devices as allocate() has it.
 Roles allocated_roles(const ModelConfig& model, const Cluster& cluster, const StrategyRequest& request);

@@ -182,6 +182,8 @@ class Comparison {
     else if (row.strategy == "sp-ep")
       row.plan = teams_text(tuned.plan.groups[0].layers[0].attention[0]) +
                  (tuned.plan.head_parts > 1 ? fmt::format(", heads in {} parts", tuned.plan.head_parts) : "");
+    row.roles = allocation_of_plan(tuned.plan, predictor_.model(), predictor_.cluster(),
+                                   *predictor_.cost(tuned.plan));
     row.memory_bytes = memory_of(predictor_, setting_, tuned.plan);
     row.cost = run_cost_of(predictor_.cluster(), tuned.plan, row.tokens_per_s);
     row.on_hosts = kept_on_hosts(tuned.plan);
@@ -345,6 +347,7 @@ Json to_json(const std::vector<CompareRow>& rows) {
                  {"sequences", row.sequences}, {"strategy", row.strategy}, {"source", "simulated"}};
     const Json figures = figures_of(row);
     const bool runs = row.infeasible.empty() && row.over_memory.empty();
+    if (runs && row.roles) json["roles"] = to_json(*row.roles);
     for (const auto& [key, value] : figures.items()) json[key] = runs ? value : Json();
     if (!row.infeasible.empty()) json["infeasible"] = row.infeasible;
     if (!row.over_memory.empty()) json["over_memory"] = row.over_memory, json["as_if_it_fitted"] = figures;

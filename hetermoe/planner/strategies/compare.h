@@ -4,6 +4,7 @@
 
 #include "hetermoe/planner/planner.h"
 #include "hetermoe/planner/run_cost.h"
+#include "hetermoe/planner/strategies/allocation.h"
 #include "hetermoe/planner/strategies/baselines.h"
 
 namespace hetermoe {
@@ -30,6 +31,7 @@ struct CompareRow {
   std::vector<i64> experts_moved;
   std::vector<Bytes> memory_bytes;  ///< [device]
   RunCost cost;                     ///< money and energy, of the devices that the plan uses
+  std::optional<Allocation> roles;  ///< of plans with depth groups: see allocation_of_plan()
   i64 microbatches = 0;
   i64 chunks = 0;                        ///< partition degree
   bool from_first_microbatches = false;  ///< see Prediction

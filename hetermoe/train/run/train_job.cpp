@@ -5,11 +5,13 @@
 #include <filesystem>
 
 #include "hetermoe/base/version.h"
+#include "hetermoe/cost/measured.h"
 #include "hetermoe/schedule/schedule.h"
 #include "hetermoe/train/job/clock_choice.h"
 #include "hetermoe/train/job/host_memory.h"
 #include "hetermoe/train/job/job_data.h"
 #include "hetermoe/train/job/router_training.h"
+#include "hetermoe/train/job/slow_team.h"
 #include "hetermoe/train/job/usual_choices.h"
 #include "hetermoe/train/run/trainer.h"
 
@@ -123,6 +125,11 @@ class JobRuns {
     for (const std::string& note : {other_devices_note(runs_[0].plan, cluster_),
                                     row_nodes_note(runs_[0].plan, cluster_), both_roles_note(job_, cluster_)})
       if (!note.empty()) tell(note);
+    const Plan priced = emulated_plan(job_, runs_[0].plan);
+    if (const std::string note = slow_team_note(
+            priced, model_, cluster_, *make_cost(model_, cluster_, priced, load_profiles(cluster_)));
+        !note.empty())
+      tell("warning: " + note);
     if (const std::string note = balance_note(job_, model_); !note.empty()) tell(note);
     if (const std::string note = clock_note(job_, cluster_); !note.empty()) tell(note);
     for (const std::string& note : conversation_notes(data)) tell(note);
