@@ -19,6 +19,7 @@
 #include "hetermoe/train/growth/growing_job.h"
 #include "hetermoe/train/job/epochs.h"
 #include "hetermoe/train/job/gpu_run.h"
+#include "hetermoe/train/job/usual_choices.h"
 #include "hetermoe/train/run/stop.h"
 #include "hetermoe/train/session/presence.h"
 #include "hetermoe/train/session/replan.h"
@@ -137,6 +138,7 @@ int train(const TrainArguments& options, Job job, const Processes& processes, bo
   };
   std::optional<HeldFolders> held;
   if (talks) held.emplace(job, tell);
+  if (const std::string taken = taken_by_default(job); !taken.empty()) tell(taken);
   if (!processes.alone() && job.train.preflight) preflight(job, processes);
   if (const std::string chosen = set_gpu_defaults(job, {job.strategy}, processes); !chosen.empty())
     tell(chosen);
@@ -238,8 +240,6 @@ std::function<int()> make_train(Flags& flags) {
   flags.add_flag("--dry-run", options->dry_run,
                  "do nothing, and say what would be done: memory by device, simulated time of the whole run");
   allow_overrides(flags);
-  flags.add_to_footer(
-      "\n--plan FILE trains by a finished plan, as `hetermoe plan -o FILE` leaves it (plan.file).");
   return [options, flags] {
     const Overrides overrides = overrides_of(flags);
     return options->dry_run ? dry_run(read_job(*options, overrides), options->json)

@@ -9,6 +9,7 @@
 #include "hetermoe/train/checkpoint/resume.h"
 #include "hetermoe/train/job/host_memory.h"
 #include "hetermoe/train/job/job_data.h"
+#include "hetermoe/train/job/usual_choices.h"
 
 namespace hetermoe {
 namespace {
@@ -85,6 +86,8 @@ int verify_step(const VerifyArguments& options, const Job& job) {
 
 int verify(const VerifyArguments& options, const Overrides& overrides) {
   const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
+  if (const std::string taken = taken_by_default(job); !taken.empty() && !options.json)
+    std::cout << taken << "\n";
   if (options.step > 0) return verify_step(options, job);
   const ModelConfig model = load_model(job.model);
   const Cluster cluster = load_cluster(job.cluster);

@@ -27,7 +27,8 @@ struct Wait {
   std::size_t group = 0;  ///< index into the list of groups
   std::string kind;       ///< of ops
   double share = 0;
-  /// The name of the device that nearly all of it is for; empty = of several, or the only one of its group.
+  /// The name of the device that nearly all of it is for; empty = of several, the only one of its group, or
+  /// one of several that compute at the same times.
   std::string device = {};
 };
 

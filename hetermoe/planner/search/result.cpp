@@ -117,6 +117,44 @@ std::vector<std::string> details(const Plan& plan) {
           shares.second};
 }
 
+/// How many experts, in how many layers, two plans give to other devices, in words; empty = none.
+std::string other_owners(const Plan& plan, const Plan& of_first) {
+  i64 experts = 0, layers = 0;
+  for (std::size_t g = 0; g < std::min(plan.groups.size(), of_first.groups.size()); ++g) {
+    const auto &here = plan.groups[g].layers, &there = of_first.groups[g].layers;
+    for (std::size_t l = 0; l < std::min(here.size(), there.size()); ++l) {
+      i64 moved = 0;
+      for (std::size_t e = 0; e < std::min(here[l].experts.size(), there[l].experts.size()); ++e)
+        moved += here[l].experts[e] == there[l].experts[e] ? 0 : 1;
+      experts += moved, layers += moved > 0 ? 1 : 0;
+    }
+  }
+  if (experts == 0) return "";
+  return fmt::format("{}{} on {}", counted(experts, "expert"),
+                     layers > 1 ? fmt::format(" in {} layers", layers) : "",
+                     agree(experts, "another device", "other devices"));
+}
+
+/// The first key of a plan.json in which two differ, that of a group or a layer where they have the rest.
+std::string other_key(const Json& plan, const Json& of_first) {
+  for (const auto& [key, value] : plan.items()) {
+    const Json other = of_first.value(key, Json());
+    if (value == other || key == "predicted_step_s") continue;
+    for (std::size_t i = 0; (key == "groups" || key == "layers") && i < value.size() && i < other.size(); ++i)
+      if (value[i] != other[i]) return other_key(value[i], other[i]);
+    return value.is_array() || value.is_object() ? "other " + key : fmt::format("{} {}", key, value.dump());
+  }
+  return "";
+}
+
+/// What a plan has otherwise, where its name and details are those of the first.
+std::string difference(const Plan& plan, const Plan& of_first, std::size_t number) {
+  if (std::string owners = other_owners(plan, of_first); !owners.empty()) return owners;
+  if (num_entries(plan) <= kMostOwnersKept)
+    if (std::string key = other_key(to_json(plan), to_json(of_first)); !key.empty()) return key;
+  return fmt::format("number {} of these", number + 1);
+}
+
 /// Plans that differ have different names.
 void tell_apart(std::vector<Candidate>& candidates) {
   std::vector<std::vector<std::string>> of_candidate(candidates.size());  // made for names that clash alone
@@ -140,7 +178,10 @@ void tell_apart(std::vector<Candidate>& candidates) {
         if (detail < all.size())
           candidates[alike[n]].name += ", " + all[detail];
         else if (n > 0)
-          candidates[alike[n]].name += fmt::format(", variant {}", n + 1);
+          candidates[alike[n]].name +=
+              ", " + (detail == all.size()
+                          ? difference(candidates[alike[n]].plan, candidates[alike[0]].plan, n)
+                          : fmt::format("number {} of these", n + 1));
       }
     }
   }

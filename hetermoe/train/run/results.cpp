@@ -226,14 +226,11 @@ std::string strategy_table(const std::vector<StrategyRun>& runs) {
   }
   std::string text = table.str();
   const std::string clock = runs.empty() ? "" : runs[0].outcome.executed.source;
-  text += fmt::format(
-      "simulated step: predicted{}; exec/replay: 1 where the run kept the clock's pace and steps did nothing "
-      "else (balancer.probe and, with train.staleness, checkpoints and validations take longer); busy: share "
-      "of "
-      "the step in which compute lanes of attention{} devices work, simulated{}\n",
-      experts ? " for even routing; replayed: simulated with the experts that the run chose"
-              : "; replayed: the same, as nothing is routed",
-      experts ? " and of expert" : "", clock.empty() ? "" : "; steps are " + clock);
+  text += experts
+              ? "simulated step: predicted for even routing; replayed: with the experts that the run chose.\n"
+              : "simulated step: predicted; replayed: the same, as nothing is routed.\n";
+  text += "exec/replay: 1 where the run kept the clock's pace. busy: share of the simulated step.\n";
+  if (!clock.empty()) text += fmt::format("executed step: {}.\n", clock);
   for (const StrategyRun& run : runs) {
     const std::string note = source_note(run);
     if (!note.empty()) text += note + "\n";
