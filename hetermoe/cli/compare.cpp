@@ -200,6 +200,7 @@ int compare_predicted(const CompareArguments& options, const Job& job) {
     print_json(json);
     return any_runs ? 0 : 2;
   }
+  if (const std::string taken = taken_by_default(job); !taken.empty()) std::cout << taken << "\n";
   if (!assumed.empty()) std::cout << assumed << ".\n";
   if (!borrowed.empty()) std::cout << borrowed << ".\n";
   std::cout << rules_text(fixed)
@@ -275,8 +276,6 @@ int compare(CompareArguments options, const Overrides& overrides) {
   if (!options.balance.balancers.empty() || !options.routing.empty())
     return compare_balancers(options, overrides);
   Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
-  if (const std::string taken = taken_by_default(job); !taken.empty() && !options.json)
-    std::cout << taken << "\n";
   if (!options.seq_lens.empty()) return compare_predicted(options, job);
   for (const std::string& strategy : options.strategies) {
     if (strategy == "best" || strategy == "ep-ideal")
@@ -324,6 +323,7 @@ int compare(CompareArguments options, const Overrides& overrides) {
     for (const StrategyRun& run : runs) rows.push_back(to_json(run, job));
     print_json({{"rows", rows}});
   } else {
+    if (const std::string taken = taken_by_default(job); !taken.empty()) std::cout << taken << "\n";
     std::cout << strategy_table(runs) << "report: " << report.string() << "\n";
   }
   const int code = code_of_end(runs, steps, "", Processes());

@@ -19,7 +19,6 @@
 #include "hetermoe/train/growth/growing_job.h"
 #include "hetermoe/train/job/epochs.h"
 #include "hetermoe/train/job/gpu_run.h"
-#include "hetermoe/train/job/usual_choices.h"
 #include "hetermoe/train/run/stop.h"
 #include "hetermoe/train/session/presence.h"
 #include "hetermoe/train/session/replan.h"
@@ -138,7 +137,6 @@ int train(const TrainArguments& options, Job job, const Processes& processes, bo
   };
   std::optional<HeldFolders> held;
   if (talks) held.emplace(job, tell);
-  if (const std::string taken = taken_by_default(job); !taken.empty()) tell(taken);
   if (!processes.alone() && job.train.preflight) preflight(job, processes);
   if (const std::string chosen = set_gpu_defaults(job, {job.strategy}, processes); !chosen.empty())
     tell(chosen);

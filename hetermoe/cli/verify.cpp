@@ -34,6 +34,7 @@ Json to_json(const VerifyResult& result) {
 }
 
 void print_verified(const Job& job, const VerifyResult& result, i64 show) {
+  if (const std::string taken = taken_by_default(job); !taken.empty()) std::cout << taken << "\n";
   std::cout << fmt::format("loss      {:.15g}\nreference {:.15g}\n", result.loss, result.reference_loss);
   std::cout << "largest gradient errors:\n";
   for (std::size_t i = 0; i < result.gradients.size() && i < static_cast<std::size_t>(show); ++i) {
@@ -86,8 +87,6 @@ int verify_step(const VerifyArguments& options, const Job& job) {
 
 int verify(const VerifyArguments& options, const Overrides& overrides) {
   const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
-  if (const std::string taken = taken_by_default(job); !taken.empty() && !options.json)
-    std::cout << taken << "\n";
   if (options.step > 0) return verify_step(options, job);
   const ModelConfig model = load_model(job.model);
   const Cluster cluster = load_cluster(job.cluster);

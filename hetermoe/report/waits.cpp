@@ -42,6 +42,16 @@ class GapReader {
     return false;
   }
 
+  /// Seconds in which a device computes experts.
+  Seconds of_experts(DeviceId device) const {
+    Seconds sum = 0;
+    for (const std::size_t i : computed_[idx(device)]) {
+      const Span& span = timeline_.spans[i];
+      if (timeline_.ops[idx(span.op)].kind == "experts") sum += span.end - span.start;
+    }
+    return sum;
+  }
+
   /// Adds the seconds of one device.
   void read(DeviceId device, GroupUse& use) const {
     Seconds time = 0;
@@ -280,12 +290,18 @@ std::vector<GroupUse> group_use(const Timeline& timeline) {
     GroupUse use;
     use.group = group;
     i64 devices = 0;
+    Seconds most = 0, all = 0;  // that experts are computed
     for (const DeviceId device : group.devices) {
+      const TimelineDevice& of = timeline.devices[idx(device)];
       GroupUse one;
       reader.read(device, one);
-      add_times(one, timeline.devices[idx(device)].stands_for, use);
-      devices += timeline.devices[idx(device)].stands_for;
+      add_times(one, of.stands_for, use);
+      devices += of.stands_for;
+      const Seconds experts = reader.of_experts(device);
+      all += experts * static_cast<double>(of.stands_for);
+      if (experts > most) most = experts, use.most_experts = of.name;
     }
+    if (all > 0) use.experts_over_mean = most / (all / static_cast<double>(devices));
     use.waiting = joined(by_device(use.waiting), groups, reader);
     if (end > 0) divide(use, end * static_cast<double>(devices));
     uses.push_back(std::move(use));

@@ -43,6 +43,9 @@ struct GroupUse {
       0;  ///< idle although nothing is missing that the timeline shows (gaps between ops, local waits)
   double finished = 0;  ///< all compute ops of the step are done
   double unused = 0;    ///< of devices that the step gives nothing to compute or to send
+  /// The device that computes experts longest, over the mean of its group; 1 where none does.
+  std::string most_experts;
+  double experts_over_mean = 1;
 };
 
 /// An idle interval of a compute lane is divided by following the critical path back from the op that ended

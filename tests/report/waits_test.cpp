@@ -84,6 +84,27 @@ TEST(GroupUse, ADeviceThatStandsForOthersCountsAsOftenAsTheyAre) {
   EXPECT_EQ(longest_wait_text(of_all), longest_wait_text(of_folded));
 }
 
+/// Where others wait for messages of one device that has most of the rows, it is named.
+TEST(WaitsText, NamesTheDeviceWhoseMessagesAreTheLongest) {
+  const auto text_of = [](Seconds end) {
+    Timeline t = three({{0, 1, 0, 1},
+                        {1, 0, 1, 5},
+                        {1, 1, 1, 5},
+                        {2, 0, 5, end},
+                        {3, 0, end, end + 3},
+                        {3, 1, end, end + 3},
+                        {6, 3, 5, 5.5},
+                        {6, 4, 5, 5.5}});
+    t.devices.insert(t.devices.end(), {{"V#3", "V", "expert"}, {"V#4", "V", "expert"}});
+    t.step = end + 3;
+    return longest_wait_text(group_use(t));
+  };
+  EXPECT_EQ(text_of(7).find("V#0 computes experts 2.0 times as long as the mean of the expert V devices"),
+            text_of(7).find(" for transfers.") + std::string(" for transfers. ").size())
+      << text_of(7);
+  EXPECT_EQ(text_of(5.6).find("computes experts"), std::string::npos) << text_of(5.6);
+}
+
 /// One of two that do the same at the same time is not to blame.
 TEST(GroupUse, ADeviceIsNamedWhereNoOtherDoesTheSame) {
   const auto waits_for = [](Seconds end_of_other, i64 stands_for) {

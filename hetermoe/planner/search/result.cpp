@@ -1,6 +1,7 @@
 #include "hetermoe/planner/search/result.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 
@@ -11,6 +12,7 @@
 #include "hetermoe/planner/estimate/critical_path.h"
 #include "hetermoe/planner/words/explain.h"
 #include "hetermoe/planner/words/sentences.h"
+#include "hetermoe/schedule/order_policy.h"
 
 namespace hetermoe {
 namespace {
@@ -113,6 +115,9 @@ std::vector<std::string> details(const Plan& plan) {
           : plan.shard_optimizer ? "optimizer sharded"
                                  : "optimizer whole",
           devices + " devices a group",
+          traits_of(plan.order).has_stages
+              ? fmt::format("stages of {} layers", runs_of(stage_layers(plan.groups[0])))
+              : "",
           shares.first,
           shares.second};
 }
@@ -187,6 +192,16 @@ void tell_apart(std::vector<Candidate>& candidates) {
   }
 }
 
+/// Two ways of the search may come to one plan.
+bool is_same(const Candidate& a, const Candidate& b) {
+  constexpr double kRounding = 1e-9;
+  if (std::abs(a.prediction.step - b.prediction.step) > kRounding * a.prediction.step ||
+      num_entries(a.plan) != num_entries(b.plan))
+    return false;
+  return other_key(to_json(a.plan), to_json(b.plan)).empty() &&
+         other_key(to_json(b.plan), to_json(a.plan)).empty();
+}
+
 void drop_layers(Plan& plan) {
   for (Group& group : plan.groups) group.layers.clear(), group.layers.shrink_to_fit();
 }
@@ -203,6 +218,11 @@ std::vector<Candidate> reported_candidates(const PlanRequest& request, Evaluator
   std::vector<Candidate> out;
   for (const i64 i : chosen) {
     Candidate candidate = evaluator.take(i);
+    const auto same = std::ranges::find_if(out, [&](const Candidate& c) { return is_same(c, candidate); });
+    if (same != out.end()) {
+      if (i == named_plans.ep) same->name += ", equal shares";
+      continue;
+    }
     if (out.empty()) candidate.path = critical_path(request, candidate.plan, candidate.timeline);
     candidate.limited_by = out.empty() ? in_words(candidate.path) : busiest_type(candidate);
     if (i == named_plans.ep) candidate.name += ", equal shares";
