@@ -20,6 +20,7 @@
 #include "hetermoe/base/checksum.h"
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/json_depth.h"
+#include "hetermoe/base/paths.h"
 #include "hetermoe/base/sorted_json.h"
 #include "hetermoe/base/types.h"
 
@@ -243,7 +244,9 @@ std::string read_text(const fs::path& path, i64 limit) {
     const std::string why = std::strerror(errno);
     const std::string from =
         path.is_absolute() ? "" : " (looked for in " + fs::current_path(code).string() + ")";
-    fail<IoError>(path.string(), "cannot read file: {}{}", why, from);
+    const std::string near = fs::exists(path, code) ? "" : near_file(path);
+    fail<IoError>(path.string(), "cannot read file: {}{}{}", why, from,
+                  near.empty() ? "" : fmt::format(". Did you mean \"{}\"?", near));
   }
   const auto refuse = [&](const std::string& got) {
     fail<IoError>(path.string(), "is too large for a text file: got {}, expected at most {} bytes", got,

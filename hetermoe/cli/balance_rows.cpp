@@ -111,21 +111,16 @@ std::vector<std::string> cells_of(const std::vector<Row>& rows, const Row& row, 
 
 /// What the columns mean, on the page and in the terminal.
 std::vector<std::string> keys_of_rows(const std::vector<Row>& rows) {
-  return {
-      "time ratio: the slowest owner of an exchange over a perfect division of its copies by speed, mean "
-      "over "
-      "layers and microbatches; worst: the largest. 1 is perfect.",
-      "count ratio: copies of the fullest owner over the mean.",
-      "node rows: rows that travel between nodes, per token and layer.",
-      "owners: devices that own experts of a layer, each expert counted with its copies. guests: experts "
-      "lent in one exchange, mean.",
-      "moved a step: weights and moments that change their device between two steps, mean; moving takes: the "
-      "time of that.",
-      "step and moves: the last step, simulated, and the moves before a step. over " + rows[0].balancer +
-          ": that over the same of " + rows[0].balancer + "; below 1 is faster.",
-      "kept: steps for which the plan's own owners are as fast without moves, so that they stay.",
-      "fullest device: predicted memory of the device that has least room left, of what tensors may use "
-      "there."};
+  return {"time ratio: the slowest owner of an exchange over a perfect division by speed; 1 is perfect.",
+          "count ratio: copies of the fullest owner over the mean.",
+          "node rows: rows that travel between nodes, per token and layer.",
+          "owners: devices with experts of a layer, copies counted too. guests: experts lent in an exchange.",
+          "moved a step: weights and moments that change their device. moving takes: the time of that.",
+          fmt::format(
+              "step and moves: the last step and the moves before it. over {0}: that over the one of {0}.",
+              rows[0].balancer),
+          "kept: steps in which the plan's own owners stay, as they are as fast without moves.",
+          "fullest device: memory of the device with least room, of what tensors may use there."};
 }
 
 void print_rows(const std::vector<Row>& rows, const Cluster& cluster) {

@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstring>
 #include <iostream>
+#include <set>
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/json.h"
@@ -31,8 +32,23 @@ std::string spellings(const FieldDoc& option) {
   return names;
 }
 
-/// Job keys stay out of --help: `hetermoe options` lists them.
+/// Most job keys stay out of --help: `hetermoe options` lists them.
 const char* const kHiddenGroup = "";
+/// The others, which nearly every job writes.
+const char* const kShownGroup = "Keys of the job; `hetermoe options` lists all";
+
+bool is_shown(const std::string& key) {
+  static const std::set<std::string> shown = {
+      "model",         "cluster",     "strategy",        "output",           "plan.file",
+      "data.paths",    "train.steps", "train.sequences", "train.seq_len",    "train.init_from",
+      "train.save_hf", "run.device",  "clock.kind",      "checkpoint.every", "train.lora.rank"};
+  return shown.contains(key);
+}
+
+/// Whether an option is a key of the job.
+bool is_job_key(const CLI::Option* option) {
+  return option != nullptr && (option->get_group() == kHiddenGroup || option->get_group() == kShownGroup);
+}
 
 std::vector<std::string> long_names(const CLI::App& app) {
   std::vector<std::string> names;
@@ -240,10 +256,13 @@ void allow_overrides(Flags& flags) {
     const bool is_plan = option.name == "plan.file" && app.get_option_no_throw("--plan") == nullptr;
     const std::string names = spellings(option) + (is_plan ? ",--plan" : "");
     CLI::Option* added = option.type == type_text<bool>() ? app.add_flag(names) : app.add_option(names);
-    added->group(kHiddenGroup)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    added->description(option.help)
+        ->group(is_shown(option.name) ? kShownGroup : kHiddenGroup)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   }
   flags.add_to_footer(
-      "\n\nEvery key of a job file is an option too, as --train.steps 20; `hetermoe options` lists them.");
+      "\n\nEvery key of a job file is an option too, as --train.learning_rate 1e-4; `hetermoe options` lists "
+      "them.");
 }
 
 /// A plan says all of itself: what is written beside it would have no effect. `plan`: the option for one, or
@@ -272,14 +291,12 @@ Overrides overrides_of(const Flags& flags) {
   Overrides overrides;
   const auto is_given = [&](const CLI::Option* option) { return option != nullptr && option->count() > 0; };
   const CLI::Option* strategy = flags.app().get_option_no_throw("--strategy");
-  const bool is_key = is_given(strategy) && strategy->get_group() == kHiddenGroup;
-  if (is_key && is_given(flags.app().get_option_no_throw("--plan")))
+  if (is_given(strategy) && is_job_key(strategy) && is_given(flags.app().get_option_no_throw("--plan")))
     fail<ConfigError>("--strategy", "got {} with --plan: that file says all of a plan, give one of them",
                       strategy->results().back());
   for (const FieldDoc& key : job_fields()) {
     const CLI::Option* option = flags.app().get_option_no_throw("--" + key.name);
-    const bool is_key = option != nullptr && option->get_group() == kHiddenGroup;
-    if (is_key && option->count() > 0) overrides.emplace_back(key.name, option->results().back());
+    if (is_job_key(option) && option->count() > 0) overrides.emplace_back(key.name, option->results().back());
   }
   check_beside_plan(overrides, flags.app().get_option_no_throw("--plan"));
   return overrides;

@@ -21,6 +21,7 @@
 #include "hetermoe/train/checkpoint/output_lock.h"
 #include "hetermoe/train/job/epochs.h"
 #include "hetermoe/train/job/gpu_run.h"
+#include "hetermoe/train/job/usual_choices.h"
 #include "hetermoe/train/run/stop.h"
 
 namespace hetermoe {
@@ -118,16 +119,16 @@ void print_rows(const std::vector<CompareRow>& rows, const Cluster& cluster) {
   }
   const bool has_roles =
       std::any_of(rows.begin(), rows.end(), [](const CompareRow& row) { return row.roles.has_value(); });
-  std::cout << table.str() << (has_roles ? std::string(kRolesMeaning) + "\n" : "")
-            << fmt::format(
-                   "all figures simulated; sequences: of a step; {} = 1: speed over that of the first row of "
-                   "the same "
-                   "length, above 1 is faster; {}; moved: experts that each older device gives up, per layer "
-                   "(one number: in each); chunks: parts in which a layer's rows travel; fullest device: its "
-                   "peak memory{}\n",
-                   rows[0].strategy, busy.key,
-                   priced ? "; tokens/money: for one unit of price_per_hour, by the devices that are used"
-                          : "");
+  std::cout
+      << table.str() << (has_roles ? std::string(kRolesMeaning) + "\n" : "")
+      << fmt::format(
+             "All figures are simulated. {} = 1: speed over the first row of that length; above 1 is "
+             "faster.\n"
+             "{}.\n"
+             "moved: experts that each older device gives up, per layer. chunks: parts of a layer's rows.\n"
+             "fullest device: its peak memory.{}\n",
+             rows[0].strategy, busy.key,
+             priced ? " tokens/money: for one unit of price_per_hour, by the used devices." : "");
 }
 
 Expected expected_of_all(const Cluster& cluster, bool links_assumed) {
@@ -203,12 +204,19 @@ int compare_predicted(const CompareArguments& options, const Job& job) {
     print_json(json);
     return any_runs ? 0 : 2;
   }
+  if (const std::string taken = taken_by_default(job); !taken.empty()) std::cout << taken << "\n";
   if (!assumed.empty()) std::cout << assumed << ".\n";
   if (!borrowed.empty()) std::cout << borrowed << ".\n";
   std::cout << rules_text(fixed)
             << fmt::format(" Expect {:.2f} to {:.2f} times these tokens/s: {}.\n\n", expected.low,
                            expected.high, constants_text(expected));
   print_rows(rows, cluster);
+  if (std::any_of(rows.begin(), rows.end(), [](const CompareRow& row) { return row.strategy == "best"; }))
+    std::cout << fmt::format(
+        "best leaves no memory for uneven routing. `{} plan` leaves some for {:.3g} times the tokens: it may "
+        "take\n"
+        "another plan, and finds this one with --routing-margin 1 and the same --sequences.\n",
+        program(), kRoutingMargin);
   if (!any_runs) std::cout << fmt::format("\nno strategy runs; `{} plan` names what is missing\n", program());
   return any_runs ? 0 : 2;
 }
@@ -325,6 +333,7 @@ int compare(CompareArguments options, const Overrides& overrides) {
     for (const StrategyRun& run : runs) rows.push_back(to_json(run, job));
     print_json({{"rows", rows}});
   } else {
+    if (const std::string taken = taken_by_default(job); !taken.empty()) std::cout << taken << "\n";
     std::cout << strategy_table(runs) << "report: " << report.string() << "\n";
   }
   const int code = code_of_end(runs, steps, "", Processes());

@@ -12,13 +12,36 @@ namespace {
 
 /// What other trainers call an option, with '_'.
 const std::map<std::string, std::string>& names_elsewhere() {
-  static const std::map<std::string, std::string> all = {{"train.dtype", "plan.attention_dtype"},
-                                                         {"lr", "train.learning_rate"},
-                                                         {"train.lr", "train.learning_rate"},
-                                                         {"batch_size", "train.sequences"},
-                                                         {"max_steps", "train.steps"},
-                                                         {"seq_len", "seq"},
-                                                         {"num_train_epochs", "train.epochs"}};
+  static const std::map<std::string, std::string> all = {
+      {"train.dtype", "plan.attention_dtype"},
+      {"lr", "train.learning_rate"},
+      {"train.lr", "train.learning_rate"},
+      {"lr_scheduler_type", "train.schedule"},
+      {"lr_decay_style", "train.schedule"},
+      {"warmup_ratio", "train.warmup_steps"},
+      {"batch_size", "train.sequences"},
+      {"global_batch_size", "train.sequences"},
+      {"per_device_train_batch_size", "train.sequences"},
+      {"micro_batch_size", "train.microbatches"},
+      {"gradient_accumulation_steps", "train.microbatches"},
+      {"gradient_checkpointing", "plan.recompute"},
+      {"max_steps", "train.steps"},
+      {"train_iters", "train.steps"},
+      {"num_train_epochs", "train.epochs"},
+      {"seq_len", "seq"},
+      {"max_seq_length", "train.seq_len"},
+      {"cutoff_len", "train.seq_len"},
+      {"model_name_or_path", "train.init_from"},
+      {"lora_rank", "train.lora.rank"},
+      {"lora_alpha", "train.lora.alpha"},
+      {"lora_target", "train.lora.targets"},
+      {"dataset", "data.paths"},
+      {"eval_steps", "train.validate_every"},
+      {"logging_steps", "train.log_every"},
+      {"save_steps", "checkpoint.every"},
+      {"save_interval", "checkpoint.every"},
+      {"resume_from_checkpoint", "checkpoint.resume"},
+      {"output_dir", "output"}};
   return all;
 }
 

@@ -85,7 +85,7 @@ PlanRequest make_request(const PlanArguments& options) {
 }
 
 void print_types(const Candidate& best) {
-  Table table({"type", "devices", "used", "role", "busy", "memory of the fullest", "limit", "of"});
+  Table table({"type", "devices", "used", "role", "busy, mean", "memory of the fullest", "limit", "of"});
   for (const TypeUse& use : best.types) {
     table.add_row({use.type, std::to_string(use.devices), std::to_string(use.used), use.role,
                    format_percent(use.busy), format_bytes(use.memory),
@@ -95,7 +95,7 @@ void print_types(const Candidate& best) {
 }
 
 void print_tried(const PlanResult& result) {
-  Table table({"plan", "step", "tokens/s", "against best", "why"});
+  Table table({"plan", "step", "tokens/s", "against best", "why (busy: mean of a type)"});
   for (const Candidate& candidate : result.tried) {
     if (!candidate.infeasible.empty()) {
       table.add_row({candidate.name, "-", "-", "-", "does not fit: " + candidate.infeasible});
@@ -229,6 +229,20 @@ std::string launcher_of(const Cluster& cluster, const Plan& plan) {
   return fmt::format("mpirun -np {} ", uses_hosts(plan) ? nodes.size() : devices.size());
 }
 
+/// What else a machine needs that trains on old cards: the usual torch has no code for them. Empty = nothing.
+std::string old_cards_note(const Cluster& cluster, const Plan& plan) {
+  constexpr double kOldestOfCuda13 = 7.5;
+  std::set<std::string> old;
+  for (const DeviceId device : working_devices(plan))
+    if (const DeviceType& type = cluster.type_of(device); type.compute_capability < kOldestOfCuda13)
+      old.insert(type.name);
+  return old.empty() ? ""
+                     : fmt::format(
+                           "  {} {} torch for CUDA 12.6: `./dev setup cu126` and `./dev build` on those "
+                           "machines (docs/gpu.md)\n",
+                           fmt::join(old, " and "), agree(old.size(), "needs", "need"));
+}
+
 /// What to do with a plan: look at it, train with it.
 void print_next(const PlanArguments& options, const PlanRequest& request, const Plan& plan) {
   const bool written = !options.output.empty();
@@ -242,13 +256,15 @@ void print_next(const PlanArguments& options, const PlanRequest& request, const 
   const std::string dtype =
       bytes_of(request.dtype) == 2 ? "" : fmt::format(" --clock.emulated_dtype {}", name_of(request.dtype));
   const std::string trained = dtype + flags_of(options.train);
-  std::cout << fmt::format("simulate: {} simulate {}{}\n", program(), common, trained);
+  const std::string routing = request.routing.load == nullptr ? "" : " --routing " + options.routing;
+  std::cout << fmt::format("simulate: {} simulate {}{}{}\n", program(), common, trained, routing);
   if (!request.model.unsupported.empty()) return;
   const std::string train = fmt::format("{} train {} --train.seq_len {} --train.sequences {}{}", program(),
                                         common, request.seq_len, total_sequences(plan), trained);
   if (has_gpus(request.cluster))
-    std::cout << fmt::format("train on its GPUs: {}{} --run.device cuda\n",
-                             launcher_of(request.cluster, plan), train);
+    std::cout << fmt::format("train on its GPUs: {}{} --run.device cuda\n{}",
+                             launcher_of(request.cluster, plan), train,
+                             old_cards_note(request.cluster, plan));
   std::cout << fmt::format("train: {}\n", train);
 }
 

@@ -147,21 +147,14 @@ PageTable layers_table(const TraceFigures& figures, const std::optional<UnderPla
 /// What the columns mean, in the terminal and on the page.
 std::vector<std::string> keys_of_layers(const std::optional<UnderPlan>& plan) {
   std::vector<std::string> keys = {
-      "Gini: of the experts' copies in a window, mean over windows; 0 is even, 1 is all to one expert. noise "
-      "floor: "
-      "what a router that is even in truth has by chance; beyond noise: what is left.",
-      "max/mean: the busiest expert over the mean. Both are the router's alone: they do not depend on the "
-      "number of "
-      "ranks.",
-      "N ranks: max/mean over so many ranks, experts dealt out in order. It grows with their number; placing "
-      "experts "
-      "changes it.",
-      "drift: share of the 8 busiest experts that change from one microbatch to the next; - with 8 experts "
-      "or fewer, and with one microbatch."};
+      "Gini: of the copies of experts in a window; 0 is even, 1 is all to one expert.",
+      "noise floor: the Gini of a router that is even in truth; beyond noise: what is left.",
+      "max/mean: the busiest expert over the mean, whatever the number of ranks.",
+      "N ranks: the busiest of N ranks over the mean, experts dealt out in order.",
+      "drift: share of the 8 busiest experts that change between microbatches; - where there are no more."};
   if (plan)
-    keys.insert(keys.end(),
-                {"plan's ranks: max/mean over the devices that own experts under the plan.",
-                 "time ratio: the slowest of them over a perfect division by speed, simulated rates."});
+    keys.insert(keys.end(), {"plan's ranks: the busiest of the devices that own experts, over the mean.",
+                             "time ratio: the slowest of them over a perfect division by speed, simulated."});
   return keys;
 }
 

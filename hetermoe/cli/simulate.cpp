@@ -297,8 +297,10 @@ void print_simulated(const Simulated& result, const Cluster& cluster, const std:
 /// The last line where a plan does not fit, and the exit code: 1 then, else 0.
 int say_whether_it_fits(const Simulated& result, const Cluster& cluster, bool json) {
   const std::string over = overfilled(result, cluster);
+  const bool of_others = !other_devices_note(result.plan, cluster).empty();
+  const std::string made_for_others = of_others ? ", but it was made for " + result.plan.made_for : "";
   if (!over.empty() && !json)
-    std::cout << "\nthe plan does not fit: " << over << "; `" << program()
+    std::cout << "\nthe plan does not fit: " << over << made_for_others << "; `" << program()
               << " plan` finds one that fits, or says what would\n";
   return over.empty() ? 0 : 1;
 }
@@ -318,13 +320,16 @@ int simulate(const SimulateArguments& options, Overrides overrides) {
   const Cluster cluster = load_cluster(job.cluster);
   const Simulated result =
       simulate_job(job, model, cluster, options.routing, static_cast<i32>(options.tiles));
+  const std::string taken = taken_by_default(job);
   std::vector<std::filesystem::path> files;
   if (writes) files = write_simulated(job.output, result, job, model, cluster);
   if (options.json) {
     Json json = result_json(result, cluster, assumed_links(job.cluster));
     if (!model.assumed.empty()) json["assumed_model"] = model.assumed;
+    if (!taken.empty()) json["notes"].push_back(taken);
     print_json(json);
   } else {
+    if (!taken.empty()) std::cout << taken << "\n";
     if (!model.assumed.empty()) std::cout << model.assumed << ".\n";
     print_simulated(result, cluster, assumed_links(job.cluster));
     for (const std::filesystem::path& file : files) std::cout << "wrote " << file.string() << "\n";
@@ -369,6 +374,8 @@ int dry_run(const Job& asked, bool json) {
   std::vector<std::string> notes = usual_notes(job, model);
   for (std::string& note : idle_keys_notes(job)) notes.push_back(std::move(note));
   notes.insert(notes.begin(), training_line(job, model, data));
+  if (std::string taken = taken_by_default(job); !taken.empty())
+    notes.insert(notes.begin(), std::move(taken));
   if (json) {
     print_json({{"job", to_json(job)},
                 {"step", result_json(result, cluster, assumed_links(job.cluster))},

@@ -238,8 +238,6 @@ std::function<int()> make_train(Flags& flags) {
   flags.add_flag("--dry-run", options->dry_run,
                  "do nothing, and say what would be done: memory by device, simulated time of the whole run");
   allow_overrides(flags);
-  flags.add_to_footer(
-      "\n--plan FILE trains by a finished plan, as `hetermoe plan -o FILE` leaves it (plan.file).");
   return [options, flags] {
     const Overrides overrides = overrides_of(flags);
     return options->dry_run ? dry_run(read_job(*options, overrides), options->json)

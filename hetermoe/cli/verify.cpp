@@ -9,6 +9,7 @@
 #include "hetermoe/train/checkpoint/resume.h"
 #include "hetermoe/train/job/host_memory.h"
 #include "hetermoe/train/job/job_data.h"
+#include "hetermoe/train/job/usual_choices.h"
 
 namespace hetermoe {
 namespace {
@@ -33,6 +34,7 @@ Json to_json(const VerifyResult& result) {
 }
 
 void print_verified(const Job& job, const VerifyResult& result, i64 show) {
+  if (const std::string taken = taken_by_default(job); !taken.empty()) std::cout << taken << "\n";
   std::cout << fmt::format("loss      {:.15g}\nreference {:.15g}\n", result.loss, result.reference_loss);
   std::cout << "largest gradient errors:\n";
   for (std::size_t i = 0; i < result.gradients.size() && i < static_cast<std::size_t>(show); ++i) {

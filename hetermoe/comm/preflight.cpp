@@ -22,6 +22,10 @@
 namespace hetermoe {
 namespace {
 
+constexpr const char* kSameProcess = "same process";
+/// Pairs within one process of which a table has each; of more a single row.
+constexpr std::ptrdiff_t kFewPairs = 3;
+
 using Time = std::chrono::steady_clock;
 using Pair = std::pair<DeviceId, DeviceId>;
 constexpr i32 kQueue = 0;  ///< all messages take the same
@@ -141,7 +145,7 @@ std::vector<std::string> gather_within(const Processes& processes, const std::st
 }
 
 std::string link_between(i32 a, i32 b, const std::vector<std::string>& hosts) {
-  if (a == b) return "same process";
+  if (a == b) return kSameProcess;
   return hosts[idx(a)] == hosts[idx(b)] ? "same host" : "network";
 }
 
@@ -272,7 +276,19 @@ std::string pair_table(const std::vector<PairTimes>& pairs, const std::vector<st
   for (const i64 size : options.sizes) header.push_back(format_bytes(static_cast<double>(size)));
   header.insert(header.end(), {"bandwidth", ""});
   Table table(header);
+  const auto median = medians(pairs, options.sizes.size());
+  const auto hands_over = [](const PairTimes& pair) {
+    return pair.link == kSameProcess && pair.state == PairState::kGood;
+  };
+  const auto folded = std::count_if(pairs.begin(), pairs.end(), hands_over);
+  if (folded > kFewPairs) {
+    std::vector<std::string> row = {fmt::format("{} pairs, median", folded), kSameProcess};
+    for (const Seconds seconds : median.at(kSameProcess)) row.push_back(format_seconds(seconds));
+    row.insert(row.end(), {"-", ""});
+    table.add_row(std::move(row));
+  }
   for (const PairTimes& pair : pairs) {
+    if (folded > kFewPairs && hands_over(pair)) continue;
     std::vector<std::string> row = {name_of(pair, names), pair.link};
     for (std::size_t i = 0; i < options.sizes.size(); ++i)
       row.push_back(pair.seconds.empty() ? "-" : format_seconds(pair.seconds[i]));

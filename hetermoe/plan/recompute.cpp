@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
 #include <set>
 
 #include "hetermoe/base/index.h"
@@ -17,6 +18,7 @@ const std::vector<std::string>& EnumNames<Recompute>::names() {
 
 namespace {
 
+constexpr i64 kMostRanges = 3;  ///< that a text of a plan has one by one
 constexpr const char* kExpectedRanges = "ranges of layers such as \"0-3:off,4-7:local\"";
 
 /// The number that is all of `text`.
@@ -98,18 +100,27 @@ std::string recompute_text(const Plan& plan) {
   if (used.size() == 1) return name_of(*used.begin());
   const std::vector<Recompute> of_first = of_layers(plan.groups[0]);
   std::string text = name_of(plan.recompute);
+  std::map<Recompute, i64> layers_of;  // all but those of the plan
+  i64 ranges = 0, all = 0;
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {
     const std::vector<Recompute> layers = of_layers(plan.groups[g]);
     if (g > 0 && layers == of_first) continue;  // the reader knows them
     for (std::size_t begin = 0, end; begin < layers.size(); begin = end) {
       end = begin + 1;
       while (end < layers.size() && layers[end] == layers[begin]) ++end;
+      all += static_cast<i64>(end - begin);
       if (layers[begin] == plan.recompute) continue;
-      text += g > 0 ? fmt::format(", group {} layers {}", g, begin) : fmt::format(", layers {}", begin);
+      ++ranges, layers_of[layers[begin]] += static_cast<i64>(end - begin);
+      text += g > 0 ? fmt::format(", group {}", g) : ",";
+      text += fmt::format(" {} {}", agree(end - begin, "layer", "layers"), begin);
       if (end > begin + 1) text += fmt::format("-{}", end - 1);
       text += " " + name_of(layers[begin]);
     }
   }
+  if (ranges <= kMostRanges) return text;
+  text = name_of(plan.recompute);
+  for (const auto& [recompute, layers] : layers_of)
+    text += fmt::format(", {} in {} of {}", name_of(recompute), layers, counted(all, "layer"));
   return text;
 }
 

@@ -54,7 +54,8 @@ constexpr KeptActivations kept_activations(Recompute recompute) {
 /// that names `where`.
 void set_recompute_of_layers(Plan& plan, const std::string& ranges, const std::string& where);
 
-/// For people: "local", or "local, layers 0-3 off, 7 resend" where layers have their own.
+/// For people: "local", or "local, layers 0-3 off, layer 7 resend" where layers have their own; of more than
+/// three ranges "local, off in 12 of 48 layers".
 std::string recompute_text(const Plan& plan);
 
 }  // namespace hetermoe

@@ -71,6 +71,8 @@ struct TypeUse {
   i64 devices = 0, used = 0;
   std::string role;       ///< attention, expert, both or idle; of several "4 both, 2 expert"
   double busy = 0;        ///< mean share of the step that used devices compute
+  double least_busy = 0;  ///< the same of the used device that computes least
+  double most_busy = 0;   ///< and of the one that computes most
   Bytes memory = 0;       ///< of the fullest device
   Bytes unsharded = 0;    ///< the same if every replica kept all of the optimizer's state
   Bytes freed = 0;        ///< by sharding it, of the device that gains most
@@ -93,8 +95,8 @@ struct Candidate {
   std::vector<Bytes> unsharded;  ///< [device] the same if every replica kept all of the optimizer's state
   std::vector<TypeUse> types;
   std::vector<Cause> path;  ///< of the best alone: what fills it, the largest first
-  Timeline timeline;       ///< of the best alone: different devices and, where extrapolated, the first layers
-  std::string limited_by;  ///< the same in words
+  Timeline timeline;  ///< of the best alone, by listed_timeline(): where extrapolated, of the first layers
+  std::string limited_by;     ///< the path in words; of others the busiest type
   bool extrapolated = false;  ///< the figures are those of the first layers, extended to all
   std::string verdict;        ///< why it is the best, or why it loses
   std::string infeasible;     ///< the limit that rules it out; empty = the figures hold
@@ -128,6 +130,7 @@ struct PlanResult {
   std::optional<GoodSequences> good_sequences;  ///< at least 2 % better; none = none is known
   std::vector<NarrowWire> narrow_wires;         ///< at least 5 % better; see narrow_wires()
   Expected expected;                            ///< of the best plan
+  std::vector<std::string> device_types;        ///< [device] of the cluster that was searched
   i64 num_sketches = 0;                         ///< weighed by estimate
   i64 num_simulated = 0;                        ///< judged by the simulator
   double routing_margin =

@@ -1,6 +1,7 @@
 #include "hetermoe/report/waits.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "hetermoe/base/index.h"
 #include "hetermoe/timeline/critical_path.h"
@@ -29,6 +30,28 @@ class GapReader {
     }
   }
 
+  /// Whether another device of its group, or one that it stands for, computes at the same times.
+  bool has_double(const std::string& name) const {
+    for (std::size_t d = 0; d < computed_.size(); ++d) {
+      if (timeline_.devices[d].name != name) continue;
+      if (timeline_.devices[d].stands_for > 1) return true;
+      for (std::size_t other = 0; other < computed_.size(); ++other)
+        if (other != d && group_of_[other] == group_of_[d] && same_times(computed_[d], computed_[other]))
+          return true;
+    }
+    return false;
+  }
+
+  /// Seconds in which a device computes experts.
+  Seconds of_experts(DeviceId device) const {
+    Seconds sum = 0;
+    for (const std::size_t i : computed_[idx(device)]) {
+      const Span& span = timeline_.spans[i];
+      if (timeline_.ops[idx(span.op)].kind == "experts") sum += span.end - span.start;
+    }
+    return sum;
+  }
+
   /// Adds the seconds of one device.
   void read(DeviceId device, GroupUse& use) const {
     Seconds time = 0;
@@ -53,6 +76,14 @@ class GapReader {
  private:
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
   using Busy = std::vector<Span>;  ///< compute spans of one device, cut to an interval
+
+  bool same_times(const std::vector<std::size_t>& a, const std::vector<std::size_t>& b) const {
+    const Seconds rounding = 1e-9 * end_;
+    return std::ranges::equal(a, b, [&](std::size_t i, std::size_t j) {
+      return std::abs(timeline_.spans[i].start - timeline_.spans[j].start) <= rounding &&
+             std::abs(timeline_.spans[i].end - timeline_.spans[j].end) <= rounding;
+    });
+  }
 
   bool computes(std::size_t span) const {
     return timeline_.ops[idx(timeline_.spans[span].op)].queue == "compute";
@@ -158,7 +189,8 @@ class GapReader {
 };
 
 /// Waits for the devices of a group become one, which names a device if nearly all of it is for that one.
-std::vector<Wait> joined(const std::vector<Wait>& by_device, const std::vector<DeviceGroup>& groups) {
+std::vector<Wait> joined(const std::vector<Wait>& by_device, const std::vector<DeviceGroup>& groups,
+                         const GapReader& reader) {
   constexpr double kNearlyAll = 0.9;
   std::vector<Wait> out;
   std::vector<double> most;  // [out] of one device
@@ -170,8 +202,35 @@ std::vector<Wait> joined(const std::vector<Wait>& by_device, const std::vector<D
     if (wait.share > most[at]) most[at] = wait.share, out[at].device = wait.device;
   }
   for (std::size_t i = 0; i < out.size(); ++i)
-    if (most[i] < kNearlyAll * out[i].share || groups[out[i].group].devices.size() == 1)
+    if (most[i] < kNearlyAll * out[i].share || groups[out[i].group].devices.size() == 1 ||
+        reader.has_double(out[i].device))
       out[i].device.clear();
+  return out;
+}
+
+/// Adds what one device does, as often as it stands for one.
+void add_times(const GroupUse& one, i64 times, GroupUse& sum) {
+  const double by = static_cast<double>(times);
+  sum.computing += by * one.computing;
+  sum.transferring += by * one.transferring;
+  sum.overhead += by * one.overhead;
+  sum.finished += by * one.finished;
+  sum.unused += by * one.unused;
+  for (Wait wait : one.waiting) wait.share *= by, sum.waiting.push_back(std::move(wait));
+}
+
+/// Waits for one device and kind, of several that wait, become one.
+std::vector<Wait> by_device(const std::vector<Wait>& all) {
+  std::vector<Wait> out;
+  for (const Wait& wait : all) {
+    const auto same = std::ranges::find_if(out, [&](const Wait& other) {
+      return other.group == wait.group && other.kind == wait.kind && other.device == wait.device;
+    });
+    if (same == out.end())
+      out.push_back(wait);
+    else
+      same->share += wait.share;
+  }
   return out;
 }
 
@@ -230,9 +289,21 @@ std::vector<GroupUse> group_use(const Timeline& timeline) {
   for (const DeviceGroup& group : groups) {
     GroupUse use;
     use.group = group;
-    for (const DeviceId device : group.devices) reader.read(device, use);
-    use.waiting = joined(use.waiting, groups);
-    if (end > 0) divide(use, end * static_cast<double>(group.devices.size()));
+    i64 devices = 0;
+    Seconds most = 0, all = 0;  // that experts are computed
+    for (const DeviceId device : group.devices) {
+      const TimelineDevice& of = timeline.devices[idx(device)];
+      GroupUse one;
+      reader.read(device, one);
+      add_times(one, of.stands_for, use);
+      devices += of.stands_for;
+      const Seconds experts = reader.of_experts(device);
+      all += experts * static_cast<double>(of.stands_for);
+      if (experts > most) most = experts, use.most_experts = of.name;
+    }
+    if (all > 0) use.experts_over_mean = most / (all / static_cast<double>(devices));
+    use.waiting = joined(by_device(use.waiting), groups, reader);
+    if (end > 0) divide(use, end * static_cast<double>(devices));
     uses.push_back(std::move(use));
   }
   return uses;

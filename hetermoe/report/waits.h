@@ -27,7 +27,8 @@ struct Wait {
   std::size_t group = 0;  ///< index into the list of groups
   std::string kind;       ///< of ops
   double share = 0;
-  /// The name of the device that nearly all of it is for; empty = of several, or the only one of its group.
+  /// The name of the device that nearly all of it is for; empty = of several, the only one of its group, or
+  /// one of several that compute at the same times.
   std::string device = {};
 };
 
@@ -42,6 +43,9 @@ struct GroupUse {
       0;  ///< idle although nothing is missing that the timeline shows (gaps between ops, local waits)
   double finished = 0;  ///< all compute ops of the step are done
   double unused = 0;    ///< of devices that the step gives nothing to compute or to send
+  /// The device that computes experts longest, over the mean of its group; 1 where none does.
+  std::string most_experts;
+  double experts_over_mean = 1;
 };
 
 /// An idle interval of a compute lane is divided by following the critical path back from the op that ended

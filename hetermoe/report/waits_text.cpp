@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "hetermoe/report/table.h"
 
 namespace hetermoe {
@@ -27,6 +29,17 @@ std::string done_by(const std::string& kind, const std::string& group) {
   return kind + " on " + (group.starts_with(role) ? group.substr(role.size()) : group);
 }
 
+/// Why transfers may take long: one device has most of the rows. Empty = none has.
+static std::string crowded_text(const std::vector<GroupUse>& uses) {
+  constexpr double kCrowded = 2;
+  const auto most = std::ranges::max_element(uses, {}, &GroupUse::experts_over_mean);
+  if (most == uses.end() || most->experts_over_mean < kCrowded) return "";
+  return fmt::format(
+      " {} computes experts {:.1f} times as long as the mean of the {} devices: its messages are the "
+      "longest.",
+      most->most_experts, most->experts_over_mean, most->group.label());
+}
+
 std::string longest_wait_text(const std::vector<GroupUse>& uses) {
   double longest = 0;
   std::string text;
@@ -44,8 +57,8 @@ std::string longest_wait_text(const std::vector<GroupUse>& uses) {
                            : &uses[wait.group] == &use ? wait.kind + " on others of them"
                                                        : done_by(wait.kind, uses[wait.group].group.label())));
     }
-    consider(use.transferring,
-             fmt::format("{}{} of the step for transfers.", idle, format_percent(use.transferring)));
+    consider(use.transferring, fmt::format("{}{} of the step for transfers.{}", idle,
+                                           format_percent(use.transferring), crowded_text(uses)));
   }
   return longest < kNotable
              ? "No group of devices waits for another or for transfers for more than 0.5 % of the step."

@@ -87,6 +87,10 @@ Timeline listed_timeline(const FoldedStep& step, const OpTimes& times, const Clu
     }
     span.device = mapped;
   }
+  for (std::size_t d = 0; d < step.fold.device.size(); ++d) {
+    const DeviceId shown = number[idx(step.fold.device[d])];
+    if (shown >= 0 && step.fold.device[d] != static_cast<DeviceId>(d)) ++listed[idx(shown)].stands_for;
+  }
   all.devices = std::move(listed);
   return all;
 }

@@ -19,8 +19,8 @@ struct FoldedStep {
   std::vector<Seconds> busy_seconds(const OpTimes& times) const;
 };
 
-/// Timeline of the devices that are listed in the fold alone; each stands for those that do the same. So
-/// means over devices are means over different devices here.
+/// Timeline of the devices that are listed in the fold alone. Each stands for those that do the same, and
+/// says how many they are.
 Timeline listed_timeline(const FoldedStep& step, const OpTimes& times, const Cluster& cluster);
 
 /// Keeps a reference to the plan. cost: must tell devices apart by type, speed, dtype and work alone.

@@ -25,9 +25,10 @@ struct TimelineOp {
 };
 
 struct TimelineDevice {
-  std::string name;  ///< "A40#0"
-  std::string type;  ///< "A40"
-  std::string role;  ///< attention, expert, both, idle
+  std::string name;    ///< "A40#0"
+  std::string type;    ///< "A40"
+  std::string role;    ///< attention, expert, both, idle
+  i64 stands_for = 1;  ///< devices that do the same, itself included: more in listed_timeline() alone
 };
 
 /// Begins what Timeline::source says of times that a processor took in the place of GPUs: these follow.

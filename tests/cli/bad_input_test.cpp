@@ -84,6 +84,20 @@ TEST_F(BadInput, TeamsAndWires) {
   }
 }
 
+/// Options of other trainers lead to the keys of docs/from-other-tools.md.
+TEST_F(BadInput, OptionsOfOtherToolsNameTheKey) {
+  for (const auto& [theirs, ours] :
+       std::vector<std::pair<std::string, std::string>>{{"--model_name_or_path", "train.init_from"},
+                                                        {"--per-device-train-batch-size", "train.sequences"},
+                                                        {"--lora_rank", "train.lora.rank"},
+                                                        {"--cutoff_len", "train.seq_len"},
+                                                        {"--save_steps", "checkpoint.every"},
+                                                        {"--output_dir", "output"},
+                                                        {"--global-batch-size", "train.sequences"}}) {
+    expect_refused({theirs, "1"}, {"unknown option", "Did you mean \"--" + ours + "\"?"}, {"train"});
+  }
+}
+
 TEST_F(BadInput, OptionWithoutItsValue) {
   const ProgramResult result = run_hetermoe({"simulate", "--train.steps"});
   EXPECT_EQ(result.code, 2);

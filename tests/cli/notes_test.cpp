@@ -54,6 +54,36 @@ TEST(Simulate, JsonHasNotesAndWarnings) {
   EXPECT_TRUE(contains(idle.at("warnings")[0], "rounds of 2 microbatches leave")) << idle.at("warnings");
 }
 
+/// What nobody asked for is named before anything else.
+TEST(Notes, WhatIsTakenByDefaultIsTheFirstLine) {
+  const auto first_line = [](const std::vector<std::string>& words) {
+    const std::string out = run_hetermoe(words).out;
+    return out.substr(0, out.find('\n'));
+  };
+  const char *model = "model demo (--model names another)",
+             *cluster = "cluster demo (--cluster names another)";
+  EXPECT_EQ(first_line({"train", "--dry-run"}), fmt::format("taken by default: {}, {}", model, cluster));
+  EXPECT_EQ(first_line({"simulate", "--model", "tiny"}), fmt::format("taken by default: {}", cluster));
+  EXPECT_EQ(first_line({"verify", "--cluster", "demo", "--train.seq_len", "16", "--train.sequences", "4",
+                        "--train.microbatches", "2"}),
+            fmt::format("taken by default: {}", model));
+  const WorkFolder folder;
+  for (const std::vector<std::string>& words :
+       {train_words(folder, {"--dry-run"}), {"simulate", "--model", "tiny", "--cluster", "demo"}})
+    EXPECT_FALSE(contains(run_hetermoe(words).out, "by default")) << words[0];
+}
+
+/// The keys that nearly every job writes are in --help, the others where it says.
+TEST(Help, HasTheUsualKeysOfAJob) {
+  for (const char* command : {"train", "simulate"}) {
+    const std::string help = run_hetermoe({command, "--help"}).out;
+    for (const char* key : {"--model ", "--cluster ", "--strategy ", "--output ", "--train.steps ",
+                            "--data.paths ", "`hetermoe options` lists", "--plan"})
+      EXPECT_TRUE(contains(help, key)) << command << " " << key << help;
+    EXPECT_FALSE(contains(help, "--balancer.name")) << help;
+  }
+}
+
 TEST(DryRun, JsonHasTheNotesOfTheText) {
   const WorkFolder folder;
   const std::vector<std::string> words = {"--dry-run", "--model", "tiny-llama"};

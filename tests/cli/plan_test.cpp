@@ -46,6 +46,13 @@ TEST(SimulateCommand, SaysThatAPlanWasMadeForOtherDevices) {
       "the plan was made for 2 A40/1000, 2 V100/1000, and cluster other has 4 T4: another plan may";
   EXPECT_TRUE(
       contains(run_hetermoe({"simulate", "--model", "demo", "--cluster", other, "--plan", plan}).out, said));
+  const std::string less = folder.file("less.yaml", "name: less\nnodes:\n  - {name: a, devices: [T4 x2]}\n");
+  const std::string refused =
+      run_hetermoe({"simulate", "--model", "demo", "--cluster", less, "--plan", plan}).err;
+  EXPECT_TRUE(contains(refused,
+                       "the plan was made for 2 A40/1000, 2 V100/1000 and cannot serve model demo on "
+                       "cluster less of 2 T4"))
+      << refused;
   const ProgramResult own =
       run_hetermoe({"simulate", "--model", "demo", "--cluster", "demo", "--plan", plan});
   EXPECT_FALSE(contains(own.out, "was made for")) << own.out;
@@ -89,9 +96,13 @@ TEST(PlanCommand, SaysHowAPlanIsTrainedOnGpus) {
         "--train.sequences 96 --run.device cuda\n",
         launcher, hetermoe_path(), model, cluster);
     EXPECT_TRUE(contains(out, text)) << out;
+    return out;
   };
   says("tiny", "rtx3090x4-v100x4", "");
-  says("d1", "o1", "mpirun -np 12 ");
+  EXPECT_TRUE(contains(says("d1", "o1", "mpirun -np 12 "),
+                       "\n  V100 needs torch for CUDA 12.6: `./dev setup cu126` and `./dev build` on those "
+                       "machines (docs/gpu.md)\n"));
+  EXPECT_FALSE(contains(says("tiny", "rtx4090x8", ""), "cu126"));
   const std::vector<std::string> emulated = {"plan",  "--model", "demo",        "--cluster", "demo",
                                              "--seq", "256",     "--sequences", "8"};
   EXPECT_FALSE(contains(run_hetermoe(emulated).out, "train on its GPUs"));
@@ -246,6 +257,28 @@ TEST(CompareCommand, SaysItsBatchAndWhatIsOne) {
   ASSERT_EQ(result.code, 0) << result.err;
   for (const char* said : {"zebra = 1", "sequences", "24", "tokens/s"})
     EXPECT_TRUE(contains(result.out, said)) << said << "\n" << result.out;
+  EXPECT_FALSE(contains(result.out, "routing-margin")) << result.out;
+  const ProgramResult best = run_hetermoe({"compare", "--model", "d1", "--cluster", "o1", "--seq", "4096",
+                                           "--sequences", "24", "--strategy", "zebra,best"});
+  EXPECT_TRUE(contains(best.out, "best leaves no memory for uneven routing")) << best.out;
+}
+
+/// A plan and its simulation say the same of who waits.
+TEST(PlanCommand, SaysTheLongestWaitOfSimulate) {
+  const WorkFolder folder;
+  const std::string plan = folder / "plan.json";
+  const auto longest = [](const std::string& out) {
+    const std::size_t begin = out.find("Longest wait: ");
+    return out.substr(begin, out.find('\n', begin) - begin);
+  };
+  for (const char* cluster : {"demo", "demo3"}) {
+    const ProgramResult made = run_hetermoe(
+        {"plan", "--model", "demo", "--cluster", cluster, "--seq", "256", "--sequences", "10", "-o", plan});
+    const ProgramResult simulated =
+        run_hetermoe({"simulate", "--model", "demo", "--cluster", cluster, "--plan", plan});
+    ASSERT_EQ(simulated.code, 0) << simulated.err;
+    EXPECT_EQ(longest(made.out), longest(simulated.out));
+  }
 }
 
 TEST(PlanCommand, FollowsWhatIsTrained) {

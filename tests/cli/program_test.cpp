@@ -115,8 +115,16 @@ TEST(Doctor, FindsItsConfigurations) {
   EXPECT_TRUE(contains(text.out, json.at("torch").get<std::string>()));
 }
 
-const std::vector<std::string> kSmallStep = {"--model",           "tiny", "--train.seq_len",      "16",
-                                             "--train.sequences", "8",    "--train.microbatches", "2"};
+const std::vector<std::string> kSmallStep = {"--model",
+                                             "tiny",
+                                             "--cluster",
+                                             "demo",
+                                             "--train.seq_len",
+                                             "16",
+                                             "--train.sequences",
+                                             "8",
+                                             "--train.microbatches",
+                                             "2"};
 
 std::vector<std::string> with(std::vector<std::string> words, const std::vector<std::string>& more) {
   words.insert(words.end(), more.begin(), more.end());

@@ -89,6 +89,15 @@ TEST(VerifyStep, AStepIsRepeatedToTheBitFromItsCheckpoint) {
     EXPECT_TRUE(contains(result.out, "from " + from + ": equal to the bit")) << result.out;
   }
   EXPECT_EQ(folder.contents(), files);  // nothing is written
+  // Another job goes on: the steps before it are not its own.
+  ASSERT_EQ(train(folder, {"--train.steps", "8", "--train.learning_rate", "0.02"}).code, 0);
+  EXPECT_EQ(verify_step(folder, "7").code, 0);
+  const ProgramResult refused = verify_step(folder, "5");
+  EXPECT_EQ(refused.code, 2) << refused.out;
+  EXPECT_TRUE(
+      contains(refused.err, "step 5 was taken by an earlier job, whose checkpoint of step 6 is here: "))
+      << refused.err;
+  EXPECT_TRUE(contains(refused.err, "train.learning_rate is ")) << refused.err;
 }
 
 TEST(VerifyStep, AnotherLossInTheLastBitFails) {

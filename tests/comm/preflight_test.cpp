@@ -106,6 +106,22 @@ TEST(Preflight, ADroppedPairIsNamedAsDeadAndTheOthersAreMeasured) {
   EXPECT_NE(table.find("DEAD"), std::string::npos) << table;
 }
 
+/// Devices of one process hand over memory: of many such pairs the table has one row, unless they are slow.
+TEST(Preflight, PairsOfOneProcessAreOneRow) {
+  const PreflightOptions options = {{8}, 1, 1, 2, 0};
+  std::vector<PairTimes> pairs;
+  for (DeviceId a = 0; a < 12; ++a)
+    for (DeviceId b = a + 1; b < 12; ++b) pairs.push_back({a, b, "same process", {1e-6}, {}});
+  pairs[5].seconds = {1e-3};
+  pairs.push_back({0, 12, "network", {1e-4}, {}});
+  judge(pairs, options);
+  const std::string table = pair_table(pairs, names_of(13), options);
+  EXPECT_NE(table.find("65 pairs, median"), std::string::npos) << table;
+  EXPECT_NE(table.find("SLOW"), std::string::npos) << table;
+  EXPECT_NE(table.find("device 0 - device 12"), std::string::npos) << table;
+  EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 5) << table;
+}
+
 TEST(Preflight, ABrokenPairSaysWhatTheTransportMet) {
   const std::vector<PairTimes> pairs = measure(4, BadPair::Kind::kBroken);
   EXPECT_EQ(pair_complaints(pairs, names_of(4), kQuick),

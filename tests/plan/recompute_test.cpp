@@ -25,11 +25,22 @@ TEST_F(RecomputeOfLayers, RangesSetLayersAndTheOthersInherit) {
   for (i32 l = 0; l < 4; ++l) found.push_back(recompute_of(plan_, 0, l));
   EXPECT_EQ(found, (std::vector<Recompute>{Recompute::kOff, Recompute::kOff, Recompute::kLocal,
                                            Recompute::kResend}));
-  EXPECT_EQ(recompute_text(plan_), "local, layers 0-1 off, layers 3 resend");
+  EXPECT_EQ(recompute_text(plan_), "local, layers 0-1 off, layer 3 resend");
   plan_.recompute = Recompute::kOff;
   EXPECT_EQ(recompute_of(plan_, 0, 2), Recompute::kOff);
   const RecomputeTable table(plan_);
   for (i32 l = 0; l < 4; ++l) EXPECT_EQ(table.of(0, l), recompute_of(plan_, 0, l));
+}
+
+TEST_F(RecomputeOfLayers, ATextOfManyRangesCountsLayers) {
+  const ModelConfig deep = test::make_model({.num_layers = 9});
+  const auto text = [&](const char* ranges) {
+    Plan plan = test::make_zebra_plan(deep, test::make_cluster({2, 2}), {.attention = 2, .experts = 2});
+    set_recompute_of_layers(plan, ranges, "key");
+    return recompute_text(plan);
+  };
+  EXPECT_EQ(text("0:off,2:off,4:off"), "local, layer 0 off, layer 2 off, layer 4 off");
+  EXPECT_EQ(text("0:off,2:off,4:off,6-7:resend"), "local, off in 3 of 9 layers, resend in 2 of 9 layers");
 }
 
 TEST_F(RecomputeOfLayers, APlanToBeHasThatOfThePlan) {

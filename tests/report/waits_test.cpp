@@ -61,6 +61,62 @@ TEST(GroupUse, SharesOfOverlappingStepsAreOfOneStepAlone) {
   EXPECT_EQ(overlap_text(t), "");
 }
 
+/// Devices that do the same may be listed once: plan lists them so, simulate each one.
+TEST(GroupUse, ADeviceThatStandsForOthersCountsAsOftenAsTheyAre) {
+  Timeline all =
+      three({{0, 1, 0, 2}, {1, 0, 2, 3}, {1, 1, 2, 3}, {2, 0, 3, 9}, {3, 0, 9, 10}, {3, 1, 9, 10}});
+  Timeline folded = all;
+  all.devices.push_back({"A#3", "A", "attention"});
+  for (const Span span : all.spans)
+    if (span.device == 1) all.spans.push_back({span.op, 3, span.start, span.end});
+  // The other attention device computes twice as long.
+  for (Timeline* t : {&all, &folded}) t->spans.push_back({4, 2, 0, 4}), sort_spans(*t);
+  folded.devices[1].stands_for = 2;
+  const std::vector<GroupUse> of_all = group_use(all), of_folded = group_use(folded);
+  ASSERT_EQ(of_all.size(), of_folded.size());
+  for (std::size_t g = 0; g < of_all.size(); ++g) {
+    EXPECT_DOUBLE_EQ(of_all[g].computing, of_folded[g].computing);
+    EXPECT_DOUBLE_EQ(of_all[g].transferring, of_folded[g].transferring);
+    EXPECT_DOUBLE_EQ(of_all[g].finished, of_folded[g].finished);
+    EXPECT_DOUBLE_EQ(total(of_folded[g]), 1);
+  }
+  EXPECT_DOUBLE_EQ(of_folded[0].computing, (2 + 2 + 4) / 30.0);
+  EXPECT_EQ(longest_wait_text(of_all), longest_wait_text(of_folded));
+}
+
+/// Where others wait for messages of one device that has most of the rows, it is named.
+TEST(WaitsText, NamesTheDeviceWhoseMessagesAreTheLongest) {
+  const auto text_of = [](Seconds end) {
+    Timeline t = three({{0, 1, 0, 1},
+                        {1, 0, 1, 5},
+                        {1, 1, 1, 5},
+                        {2, 0, 5, end},
+                        {3, 0, end, end + 3},
+                        {3, 1, end, end + 3},
+                        {6, 3, 5, 5.5},
+                        {6, 4, 5, 5.5}});
+    t.devices.insert(t.devices.end(), {{"V#3", "V", "expert"}, {"V#4", "V", "expert"}});
+    t.step = end + 3;
+    return longest_wait_text(group_use(t));
+  };
+  EXPECT_EQ(text_of(7).find("V#0 computes experts 2.0 times as long as the mean of the expert V devices"),
+            text_of(7).find(" for transfers.") + std::string(" for transfers. ").size())
+      << text_of(7);
+  EXPECT_EQ(text_of(5.6).find("computes experts"), std::string::npos) << text_of(5.6);
+}
+
+/// One of two that do the same at the same time is not to blame.
+TEST(GroupUse, ADeviceIsNamedWhereNoOtherDoesTheSame) {
+  const auto waits_for = [](Seconds end_of_other, i64 stands_for) {
+    Timeline t = three({{0, 1, 0, 6}, {0, 2, 0, end_of_other}, {1, 0, 6, 7}, {1, 1, 6, 7}, {2, 0, 7, 10}});
+    t.devices[1].stands_for = stands_for;
+    return group_use(t)[1].waiting.at(0).device;
+  };
+  EXPECT_EQ(waits_for(4, 1), "A#1");
+  EXPECT_EQ(waits_for(6, 1), "");
+  EXPECT_EQ(waits_for(4, 2), "");
+}
+
 TEST(GroupUse, ADeviceWaitsForTheLastParticipantThenForTheTransfer) {
   // A#1 attends until 2, A#2 until 3; dispatch 3-4; experts 4-8; combine 8-9; head 9-10 on both.
   const Timeline t = three({{0, 1, 0, 2},

@@ -263,6 +263,16 @@ TEST(LoadJob, FileErrorsNameFileAndKey) {
   std::filesystem::remove(path);
   EXPECT_EQ(error_of([&] { load_job(path, {}); }),
             "[" + path + "] cannot read file: No such file or directory");
+  const std::string near = folder.file("day.yaml", "model: demo");
+  EXPECT_EQ(
+      error_of([&] { load_job(path, {}); }),
+      fmt::format("[{}] cannot read file: No such file or directory. Did you mean \"{}\"?", path, near));
+}
+
+TEST(LoadJob, MayBeAKnownName) {
+  EXPECT_EQ(load_job("tour", {}).output, "out/tour");
+  const std::string error = error_of([&] { load_job("turo", {}); });
+  EXPECT_NE(error.find("Did you mean \"tour\"?"), std::string::npos) << error;
 }
 
 class JobPlan : public ::testing::Test {

@@ -99,12 +99,13 @@ std::vector<Cause> critical_path(const PlanRequest& request, Plan plan, Timeline
 }
 
 std::string in_words(const std::vector<Cause>& path) {
-  std::string text;
-  for (std::size_t i = 0; i < std::min<std::size_t>(path.size(), 3); ++i) {
+  if (path.empty()) return "";
+  std::string text = fmt::format("{}, {:.0f} % of the critical path", path[0].what, 100 * path[0].share);
+  for (std::size_t i = 1; i < std::min<std::size_t>(path.size(), 3); ++i) {
     if (path[i].share <= 0.03) break;
-    text += fmt::format("{}{:.0f} % {}", text.empty() ? "" : ", ", 100 * path[i].share, path[i].what);
+    text += fmt::format("{}{} {:.0f} %", i == 1 ? "; then " : ", ", path[i].what, 100 * path[i].share);
   }
-  return "critical path: " + text;
+  return text;
 }
 
 }  // namespace hetermoe

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/base/words.h"
 #include "hetermoe/cost/cost_model.h"
 #include "hetermoe/cost/memory_estimate.h"
 #include "hetermoe/model/op_cost.h"
@@ -50,6 +51,18 @@ void keep_on_hosts(HostUse use, const ModelConfig& model, const Cluster& cluster
 bool has_hosts(const Cluster& cluster) {
   return std::all_of(cluster.nodes.begin(), cluster.nodes.end(),
                      [](const Node& node) { return node.host.has_value(); });
+}
+
+std::string missing_hosts_note(const Cluster& cluster) {
+  std::vector<std::string> without;
+  for (const Node& node : cluster.nodes)
+    if (!node.host) without.push_back(node.name);
+  if (without.empty() || without.size() == cluster.nodes.size()) return "";
+  return fmt::format(
+      "no plan uses main memory: {} {}{} {} no host in the cluster file, and all nodes need one",
+      agree(without.size(), "node", "nodes"), without[0],
+      without.size() > 1 ? fmt::format(" and {} more", without.size() - 1) : "",
+      agree(without.size(), "has", "have"));
 }
 
 bool is_beyond_all_memory(const PlanRequest& request) {

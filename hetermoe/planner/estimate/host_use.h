@@ -18,8 +18,12 @@ inline constexpr HostUse kHostUses[] = {HostUse::kOptimizer, HostUse::kOptimizer
 void keep_on_hosts(HostUse use, const ModelConfig& model, const Cluster& cluster, Plan& plan,
                    bool adapts = false);
 
-/// Every node of the request's cluster has a host.
+/// Every node of the cluster has a host.
 bool has_hosts(const Cluster& cluster);
+
+/// Where some nodes have a host and others have none: which have none, and that plans then use no host. Empty
+/// otherwise. "no plan uses main memory: node old has no host in the cluster file, and all nodes need one"
+std::string missing_hosts_note(const Cluster& cluster);
 
 /// Weights, and what the optimizer keeps of them, fill more than all devices and the hosts that plans may use
 /// together: no plan can fit.

@@ -149,6 +149,17 @@ bool may_use_hosts(const PlanRequest& request) {
   return request.limits.offload && has_hosts(request.cluster);
 }
 
+/// Says which nodes keep the planner from using the hosts of the others.
+PlanResult with_missing_hosts(const PlanRequest& request, PlanResult result) {
+  std::string note = missing_hosts_note(request.cluster);
+  if (note.empty() || !request.limits.offload) return result;
+  if (!result.feasible())
+    result.infeasible += "; " + note;
+  else
+    note[0] = 'N', result.explanation.push_back(note + ".");
+  return result;
+}
+
 PlanResult plan_all_devices(const PlanRequest& settled) {
   PlanResult result = search_plans(settled);
   if (is_beyond_all_memory(settled)) return result;
@@ -158,7 +169,7 @@ PlanResult plan_all_devices(const PlanRequest& settled) {
   else if (result.feasible() && gathers && settled.cluster.num_devices() <= kFewDevicesToSearchAgain &&
            memory_binds(result) && gathers_much(settled))
     result = try_gathers_too(settled, std::move(result));
-  if (!may_use_hosts(settled)) return result;
+  if (!may_use_hosts(settled)) return with_missing_hosts(settled, std::move(result));
   if (result.feasible()) return adapts ? result : try_hosts_too(settled, std::move(result));
   return search_with_hosts(settled, std::move(result));
 }

@@ -1,6 +1,7 @@
 #include "hetermoe/planner/search/result.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 
@@ -11,6 +12,7 @@
 #include "hetermoe/planner/estimate/critical_path.h"
 #include "hetermoe/planner/words/explain.h"
 #include "hetermoe/planner/words/sentences.h"
+#include "hetermoe/schedule/order_policy.h"
 
 namespace hetermoe {
 namespace {
@@ -113,8 +115,49 @@ std::vector<std::string> details(const Plan& plan) {
           : plan.shard_optimizer ? "optimizer sharded"
                                  : "optimizer whole",
           devices + " devices a group",
+          traits_of(plan.order).has_stages
+              ? fmt::format("stages of {} layers", runs_of(stage_layers(plan.groups[0])))
+              : "",
           shares.first,
           shares.second};
+}
+
+/// How many experts, in how many layers, two plans give to other devices, in words; empty = none.
+std::string other_owners(const Plan& plan, const Plan& of_first) {
+  i64 experts = 0, layers = 0;
+  for (std::size_t g = 0; g < std::min(plan.groups.size(), of_first.groups.size()); ++g) {
+    const auto &here = plan.groups[g].layers, &there = of_first.groups[g].layers;
+    for (std::size_t l = 0; l < std::min(here.size(), there.size()); ++l) {
+      i64 moved = 0;
+      for (std::size_t e = 0; e < std::min(here[l].experts.size(), there[l].experts.size()); ++e)
+        moved += here[l].experts[e] == there[l].experts[e] ? 0 : 1;
+      experts += moved, layers += moved > 0 ? 1 : 0;
+    }
+  }
+  if (experts == 0) return "";
+  return fmt::format("{}{} on {}", counted(experts, "expert"),
+                     layers > 1 ? fmt::format(" in {} layers", layers) : "",
+                     agree(experts, "another device", "other devices"));
+}
+
+/// The first key of a plan.json in which two differ, that of a group or a layer where they have the rest.
+std::string other_key(const Json& plan, const Json& of_first) {
+  for (const auto& [key, value] : plan.items()) {
+    const Json other = of_first.value(key, Json());
+    if (value == other || key == "predicted_step_s") continue;
+    for (std::size_t i = 0; (key == "groups" || key == "layers") && i < value.size() && i < other.size(); ++i)
+      if (value[i] != other[i]) return other_key(value[i], other[i]);
+    return value.is_array() || value.is_object() ? "other " + key : fmt::format("{} {}", key, value.dump());
+  }
+  return "";
+}
+
+/// What a plan has otherwise, where its name and details are those of the first.
+std::string difference(const Plan& plan, const Plan& of_first, std::size_t number) {
+  if (std::string owners = other_owners(plan, of_first); !owners.empty()) return owners;
+  if (num_entries(plan) <= kMostOwnersKept)
+    if (std::string key = other_key(to_json(plan), to_json(of_first)); !key.empty()) return key;
+  return fmt::format("number {} of these", number + 1);
 }
 
 /// Plans that differ have different names.
@@ -140,10 +183,23 @@ void tell_apart(std::vector<Candidate>& candidates) {
         if (detail < all.size())
           candidates[alike[n]].name += ", " + all[detail];
         else if (n > 0)
-          candidates[alike[n]].name += fmt::format(", variant {}", n + 1);
+          candidates[alike[n]].name +=
+              ", " + (detail == all.size()
+                          ? difference(candidates[alike[n]].plan, candidates[alike[0]].plan, n)
+                          : fmt::format("number {} of these", n + 1));
       }
     }
   }
+}
+
+/// Two ways of the search may come to one plan.
+bool is_same(const Candidate& a, const Candidate& b) {
+  constexpr double kRounding = 1e-9;
+  if (std::abs(a.prediction.step - b.prediction.step) > kRounding * a.prediction.step ||
+      num_entries(a.plan) != num_entries(b.plan))
+    return false;
+  return other_key(to_json(a.plan), to_json(b.plan)).empty() &&
+         other_key(to_json(b.plan), to_json(a.plan)).empty();
 }
 
 void drop_layers(Plan& plan) {
@@ -162,6 +218,11 @@ std::vector<Candidate> reported_candidates(const PlanRequest& request, Evaluator
   std::vector<Candidate> out;
   for (const i64 i : chosen) {
     Candidate candidate = evaluator.take(i);
+    const auto same = std::ranges::find_if(out, [&](const Candidate& c) { return is_same(c, candidate); });
+    if (same != out.end()) {
+      if (i == named_plans.ep) same->name += ", equal shares";
+      continue;
+    }
     if (out.empty()) candidate.path = critical_path(request, candidate.plan, candidate.timeline);
     candidate.limited_by = out.empty() ? in_words(candidate.path) : busiest_type(candidate);
     if (i == named_plans.ep) candidate.name += ", equal shares";

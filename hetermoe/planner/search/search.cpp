@@ -179,6 +179,8 @@ class Search {
           good_sequences(request_, result.best(), evaluator_.whole_budget() / kGoodSequences);
       result.narrow_wires = narrow_wires(request_, result.best(), evaluator_.whole_budget() / kGoodSequences);
     }
+    for (DeviceId d = 0; d < request_.cluster.num_devices(); ++d)
+      result.device_types.push_back(request_.cluster.type_of(d).name);
     explain(result);
     return result;
   }

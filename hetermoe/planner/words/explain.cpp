@@ -35,7 +35,10 @@ std::vector<TypeUse> use_of_types(const PlanRequest& request, const Candidate& c
       if (roles[d] == "idle") continue;
       ++use.used;
       ++with_role[roles[d]];
-      use.busy += candidate.prediction.busy[d];
+      const double busy = candidate.prediction.busy[d];
+      use.busy += busy;
+      use.least_busy = use.used == 1 ? busy : std::min(use.least_busy, busy);
+      use.most_busy = std::max(use.most_busy, busy);
       if (candidate.memory.empty()) continue;
       use.memory = std::max(use.memory, candidate.memory[d]);
       use.unsharded = std::max(use.unsharded, candidate.unsharded[d]);
@@ -125,28 +128,41 @@ double peak_share(const PlanRequest& request, const Candidate& candidate,
   return peak > 0 ? candidate.prediction.tokens_per_s * per_token / peak : 0;
 }
 
-/// Why `loser` is slower than `best`.
+/// What of its busiest type takes the loser's step longer: its work or its waits, which together are the
+/// step.
+std::string longer_part(const Candidate& best, const Candidate& loser) {
+  const TypeUse* most = nullptr;
+  std::size_t type = 0;
+  for (std::size_t t = 0; t < loser.types.size(); ++t) {
+    const TypeUse& use = loser.types[t];
+    if (use.used == 0 || best.types[t].used == 0 || (most != nullptr && use.busy <= most->busy)) continue;
+    most = &use, type = t;
+  }
+  if (most == nullptr) return "";
+  const Seconds step = loser.prediction.step, of_best = best.prediction.step;
+  const Seconds work = most->busy * step, before = best.types[type].busy * of_best;
+  if (2 * (work - before) >= step - of_best)
+    return fmt::format("its {} compute {:.0f} % longer", most->type, 100 * (work / before - 1));
+  return fmt::format("its {} wait {:.3g} s, not {:.3g} s", most->type, step - work, of_best - before);
+}
+
+/// Why `loser` is slower than `best`: in what they differ.
 std::string reason(const Candidate& best, const Candidate& loser) {
   std::vector<std::string> idle;
   for (std::size_t t = 0; t < loser.types.size(); ++t) {
-    if (loser.types[t].used < best.types[t].used) {
-      idle.push_back(fmt::format("leaves {} {} idle", loser.types[t].devices - loser.types[t].used,
-                                 loser.types[t].type));
-    }
+    const TypeUse& use = loser.types[t];
+    if (use.used < best.types[t].used) idle.push_back(fmt::format("{} {}", use.devices - use.used, use.type));
   }
-  std::string text =
-      fmt::format("takes {:.0f} % longer", 100 * (loser.prediction.step / best.prediction.step - 1));
-  if (loser.prediction.step < 1.005 * best.prediction.step) text = "as fast within half a percent";
-  if (!idle.empty()) text += ": " + join(idle, ", ");
-  const TypeUse* waits = nullptr;
-  for (const TypeUse& use : loser.types) {
-    if (use.used > 0 && (waits == nullptr || use.busy < waits->busy)) waits = &use;
+  std::vector<std::string> why;
+  if (!idle.empty()) why.push_back(fmt::format("leaves {} idle", join(idle, " and ")));
+  const bool as_fast = loser.prediction.step < 1.005 * best.prediction.step;
+  if (why.empty() && !as_fast) {
+    if (std::string longer = longer_part(best, loser); !longer.empty()) why.push_back(std::move(longer));
   }
-  if (waits != nullptr && waits->busy < 0.9) {
-    text += fmt::format("{} its {} wait {} of the step", idle.empty() ? ":" : ";", waits->type,
-                        percent(1 - waits->busy));
-  }
-  return text + fmt::format(" ({})", loser.limited_by);
+  const std::string text = as_fast ? "as fast within half a percent"
+                                   : fmt::format("takes {:.0f} % longer",
+                                                 100 * (loser.prediction.step / best.prediction.step - 1));
+  return fmt::format("{}{}{} ({})", text, why.empty() ? "" : ": ", join(why), loser.limited_by);
 }
 
 }  // namespace
@@ -181,10 +197,8 @@ Expected expected_of(const PlanRequest& request, const Plan& plan) {
 }
 
 std::string busiest_type(const Candidate& candidate) {
-  const auto most = std::max_element(candidate.types.begin(), candidate.types.end(),
-                                     [](const TypeUse& a, const TypeUse& b) { return a.busy < b.busy; });
-  const std::string busy = fmt::format("{} busy {}", most->type, percent(most->busy));
-  return most->busy >= 0.8 ? busy : "waiting for transfers and other devices: at most " + busy;
+  const TypeUse* most = busiest(candidate);
+  return most == nullptr ? "" : fmt::format("{} busiest, {}", most->type, percent(most->busy));
 }
 
 void explain(PlanResult& result) {

@@ -11,7 +11,7 @@ namespace hetermoe {
 /// layers than the model.
 void describe(const PlanRequest& request, const Plan& plan, Candidate& candidate);
 
-/// "V100 busy 94 %", or that no type is: then transfers and order limit the plan.
+/// "V100 busiest, 94 %": the mean of its devices; empty = no device is used.
 std::string busiest_type(const Candidate& candidate);
 
 /// The rate that a plan is expected to reach, by the devices that it uses.

@@ -3,7 +3,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <set>
 
+#include "hetermoe/base/index.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/cost/memory_estimate.h"
 #include "hetermoe/plan/pipeline_tasks.h"
@@ -67,13 +69,7 @@ bool waits_alike(const PlanResult& r) {
   return r.feasible() && several_types_used(r.best()) && busiest(r.best())->busy >= kBusy && !sets_pace(r);
 }
 bool nobody_busy(const PlanResult& r) { return r.feasible() && busiest(r.best())->busy < kBusy; }
-bool transfers_limit(const PlanResult& r) {
-  return r.feasible() && share_of(r.best(), kTransfers) >= kLimits;
-}
-bool hosts_limit(const PlanResult& r) { return r.feasible() && share_of(r.best(), kHostCopies) >= kLimits; }
-bool reduction_limits(const PlanResult& r) {
-  return r.feasible() && share_of(r.best(), "reduction of gradients") >= kLimits;
-}
+bool has_path(const PlanResult& r) { return r.feasible() && !r.best().path.empty(); }
 bool memory_full(const PlanResult& r) { return r.feasible() && !full_types(r.best()).empty(); }
 /// There are types besides the newest, which the best plan leaves alone.
 bool newer_alone(const PlanResult& r) {
@@ -136,6 +132,13 @@ Lines expectation(const PlanResult& r) {
                       constants_text(r.expected))};
 }
 
+/// "82 %" of the step, where devices differ "76 % on average (57 to 96 %)".
+std::string busy_text(const TypeUse& use) {
+  if (use.most_busy - use.least_busy < kAlike) return percent(use.busy);
+  return fmt::format("{} on average ({:.0f} to {:.0f} %)", percent(use.busy), 100 * use.least_busy,
+                     100 * use.most_busy);
+}
+
 std::string type_line(const TypeUse& use) {
   if (use.used == 0) {
     return use.devices == 1 ? fmt::format("The {} stays idle.", use.type)
@@ -148,7 +151,7 @@ std::string type_line(const TypeUse& use) {
                            : use.role == "both" ? fmt::format("{} attention and {} experts", computes, holds)
                                                 : fmt::format("have different roles ({})", use.role);
   return fmt::format("{} of {} {} {}: busy {} of the step, memory {} of {} usable.", use.used, use.devices,
-                     use.type, does, percent(use.busy), memory_text(use.memory),
+                     use.type, does, busy_text(use), memory_text(use.memory),
                      memory_text(use.limit_gib * kGiB));
 }
 
@@ -158,20 +161,40 @@ Lines type_lines(const PlanResult& r) {
   return lines;
 }
 
-/// Layers of each stage, and how many devices have them.
+/// "6 A40", "2 A40 + 2 V100": the devices with attention or experts of a layer.
+std::string devices_text(const LayerPlacement& layer, const std::vector<std::string>& types) {
+  std::set<DeviceId> devices;
+  for (const Share& share : layer.attention[0]) devices.insert(share.device);
+  for (const auto& owners : layer.experts)
+    for (const ExpertOwner& owner : owners) devices.insert(owner.device);
+  std::vector<std::pair<std::string, i64>> counts;
+  for (const DeviceId device : devices) {
+    const std::string& type = types[idx(device)];
+    const auto same = std::ranges::find(counts, type, &std::pair<std::string, i64>::first);
+    if (same == counts.end())
+      counts.emplace_back(type, 1);
+    else
+      ++same->second;
+  }
+  std::string text;
+  for (const auto& [type, count] : counts)
+    text += fmt::format("{}{} {}", text.empty() ? "" : " + ", count, type);
+  return text;
+}
+
+/// Layers of each stage, and which devices have them.
 Lines stages(const PlanResult& r) {
   const Group& group = r.best().plan.groups[0];
   std::vector<std::string> runs;
   i64 first = 0, alike = 0;
-  std::pair<i64, std::size_t> before;
+  std::pair<i64, std::string> before;
   const auto end_run = [&] {
     if (alike == 0) return;
     runs.push_back(fmt::format("{} with {} on {}{}", counted(alike, "stage"), counted(before.first, "layer"),
-                               counted(before.second, "device"), alike > 1 ? " each" : ""));
+                               before.second, alike > 1 ? " each" : ""));
   };
   for (const i64 layers : stage_layers(group)) {
-    const std::pair<i64, std::size_t> stage{
-        layers, group.layers[static_cast<std::size_t>(first)].attention[0].size()};
+    const std::pair stage{layers, devices_text(group.layers[idx(first)], r.device_types)};
     if (stage != before) end_run(), alike = 0;
     before = stage, first += layers, ++alike;
   }
@@ -205,16 +228,16 @@ Lines teams(const PlanResult& r) {
 }
 Lines pace(const PlanResult& r) {
   const TypeUse *most = busiest(r.best()), *least = least_busy(r.best());
-  return {fmt::format("{} set the pace, busy {}; {} wait {} of the step.", most->type, percent(most->busy),
-                      least->type, percent(1 - least->busy))};
+  return {fmt::format("{} are the busiest, {} of the step; {} are idle {} of it.", most->type,
+                      busy_text(*most), least->type, percent(1 - least->busy))};
 }
-Lines alike(const PlanResult&) { return {"No type of device waits longer than another."}; }
+Lines alike(const PlanResult&) { return {"On average no type of device waits longer than another."}; }
 Lines nobody(const PlanResult& r) {
   const TypeUse* most = busiest(r.best());
-  return {fmt::format("No type of device sets the pace: the busiest, {}, computes {} of the step.",
-                      most->type, percent(most->busy))};
+  return {fmt::format("No type of device is busy all the time: the busiest, {}, computes {} of the step.",
+                      most->type, busy_text(*most))};
 }
-Lines path(const PlanResult& r) { return {"What limits it, " + r.best().limited_by + "."}; }
+Lines path(const PlanResult& r) { return {"What limits it most: " + r.best().limited_by + "."}; }
 /// The largest thing that is wrong with it.
 Lines what_is_wrong(const PlanResult& r) {
   const Candidate& best = r.best();
@@ -237,18 +260,6 @@ Lines what_is_wrong(const PlanResult& r) {
   }
   return {fmt::format("The plan reaches {:.1f} % of the peak of its devices, which is little: {}.",
                       100 * best.peak_share, why)};
-}
-Lines transfers(const PlanResult& r) {
-  return {fmt::format("Transfers limit it: rows between devices are {} of the critical path.",
-                      percent(share_of(r.best(), kTransfers)))};
-}
-Lines host_copies(const PlanResult& r) {
-  return {fmt::format("Host memory limits it: copies to and from hosts are {} of the critical path.",
-                      percent(share_of(r.best(), kHostCopies)))};
-}
-Lines reduction(const PlanResult& r) {
-  return {fmt::format("The reduction of gradients limits it: {} of the critical path.",
-                      percent(share_of(r.best(), "reduction of gradients")))};
 }
 Lines memory(const PlanResult& r) {
   std::string types;
@@ -320,13 +331,6 @@ bool leaves_devices_out(const Candidate& candidate) {
   return uses_type(candidate, [](const TypeUse& use) { return use.used < use.devices; });
 }
 
-double share_of(const Candidate& best, const std::string& cause) {
-  for (const Cause& of_path : best.path) {
-    if (of_path.what == cause) return of_path.share;
-  }
-  return 0;
-}
-
 const TypeUse* busiest(const Candidate& candidate) {
   const TypeUse* most = nullptr;
   for (const TypeUse& use : candidate.types) {
@@ -359,11 +363,8 @@ const std::vector<Sentence>& sentences() {
       {"pace", sets_pace, pace},
       {"alike", waits_alike, alike},
       {"nobody busy", nobody_busy, nobody},
-      {"path", feasible, path},
+      {"path", has_path, path},
       {"far from peak", far_from_peak, what_is_wrong},
-      {"transfers", transfers_limit, transfers},
-      {"host copies", hosts_limit, host_copies},
-      {"reduction", reduction_limits, reduction},
       {"memory", memory_full, memory},
       {"sharded optimizer", optimizer_sharded, sharding},
       {"newer alone fastest", newer_alone_fastest, newer_fastest},

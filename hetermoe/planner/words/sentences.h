@@ -18,16 +18,12 @@ const std::vector<Sentence>& sentences();
 
 /// A type is busy, and can set the pace, from this share of the step on.
 inline constexpr double kBusy = 0.8;
-/// Something limits a plan when it fills this share of the critical path.
-inline constexpr double kLimits = 0.2;
 /// A plan below this share of its devices' peak is far from what they can do.
 inline constexpr double kFarFromPeak = 0.05;
 /// Memory is full when the fullest device of a type has less than this share of its limit left.
 inline constexpr double kFull = 0.05;
 
 bool leaves_devices_out(const Candidate& candidate);
-/// Share of the critical path of the best plan; 0 = not on it.
-double share_of(const Candidate& best, const std::string& cause);
 /// The used type that is busiest; null = no device is used.
 const TypeUse* busiest(const Candidate& candidate);
 /// The fastest feasible plan that uses a type besides the newest; null = none was simulated.

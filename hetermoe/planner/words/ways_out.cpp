@@ -76,10 +76,16 @@ class WaysOut {
     const std::optional<Plan> plan = find_any_plan(next);
     if (!plan) return;
     const std::vector<Bytes> memory = estimate_host_memory(*plan, next.model, next.cluster, next.trained);
+    const auto [least, most] = std::minmax_element(memory.begin(), memory.end());
+    const double least_gib = std::ceil(*least / kGiB), most_gib = std::ceil(*most / kGiB);
+    const std::string which =
+        least_gib == most_gib ? ""
+                              : fmt::format("; node {} needs most, others from {:.0f} GiB on",
+                                            next.cluster.nodes[idx(most - memory.begin())].name, least_gib);
     ways_.push_back(joined(
-        also,
-        fmt::format("{0:.0f} GiB of main memory a node (in the cluster file: host: {{memory_gib: {0:.0f}}})",
-                    std::ceil(*std::max_element(memory.begin(), memory.end()) / kGiB))));
+        also, fmt::format(
+                  "{0:.0f} GiB of main memory a node (in the cluster file: host: {{memory_gib: {0:.0f}}}{1})",
+                  most_gib, which)));
   }
 
   static std::string joined(const std::string& also, const std::string& way) {

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "hetermoe/base/paths.h"
 #include "hetermoe/base/version.h"
 #include "hetermoe/base/words.h"
 #include "hetermoe/plan/nics.h"
@@ -328,7 +329,10 @@ Job load_job(const std::string& path, const std::vector<Override>& overrides) {
   if (std::filesystem::is_directory(path))
     fail<ConfigError>(path, "is a folder, expected a file, such as the job of a run: {}",
                       (std::filesystem::path(path) / "job.json").string());
-  return parse_job(read_text(path, kMostYaml), path, overrides);
+  const std::filesystem::path given = path;
+  const bool is_name = !given.has_parent_path() && !std::filesystem::exists(given);
+  const std::string file = is_name ? find_config(path, "jobs", "yaml").string() : path;
+  return parse_job(read_text(file, kMostYaml), file, overrides);
 }
 
 Job parse_job(const std::string& yaml, const std::string& path, const std::vector<Override>& overrides) {

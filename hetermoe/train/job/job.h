@@ -354,7 +354,7 @@ struct BalancerOptions {
 
 /// Values that the job does not have and that follow from other values of it; not keys of a job themselves.
 struct UsualChoices {
-  bool strategy = false, learning_rate = false;
+  bool model = false, cluster = false, strategy = false, learning_rate = false;
 };
 
 struct Job {

@@ -32,6 +32,8 @@ void settle_usual(const Json& file, const Json& flags, Job& job) {
     return file.contains(pointer) || flags.contains(pointer);
   };
   if (!job.train.init_from.empty() && !is_written("/model")) job.model = job.train.init_from;
+  job.usual.model = !is_written("/model") && job.train.init_from.empty() && job.plan.file.empty();
+  job.usual.cluster = !is_written("/cluster") && job.plan.file.empty();
   settle_adapters(job.train, [&](const std::string& key) { return is_written("/train/lora/" + key); });
   if (!is_written("/data/tokenizer")) job.data.tokenizer = usual_tokenizer(job);
   job.usual.strategy = !is_written("/strategy") && job.plan.file.empty() && is_dense(job.model);
@@ -40,6 +42,13 @@ void settle_usual(const Json& file, const Json& flags, Job& job) {
   // Weights that have learned would lose it by steps as large as those from scratch.
   if (job.usual.learning_rate && !job.train.init_from.empty())
     job.train.learning_rate = job.train.lora.rank > 0 ? 1e-4 : 5e-5;
+}
+
+std::string taken_by_default(const Job& job) {
+  std::vector<std::string> taken;
+  if (job.usual.model) taken.push_back(fmt::format("model {} (--model names another)", job.model));
+  if (job.usual.cluster) taken.push_back(fmt::format("cluster {} (--cluster names another)", job.cluster));
+  return taken.empty() ? "" : fmt::format("taken by default: {}", fmt::join(taken, ", "));
 }
 
 std::vector<std::string> usual_notes(const Job& job, const ModelConfig& model) {
@@ -64,11 +73,14 @@ std::vector<std::string> usual_notes(const Job& job, const ModelConfig& model) {
 }
 
 std::string misfit_text(const Plan& plan, const ModelConfig& model, const Cluster& cluster) {
-  const bool of_other = plan.model != model.name;
-  return fmt::format(
-      "the plan {} model {} on cluster {}",
-      of_other ? fmt::format("was made for model {} and cannot serve", plan.model) : "does not fit",
-      model.name, cluster.name);
+  const bool of_model = plan.model != model.name;
+  const bool of_cluster = !plan.made_for.empty() && plan.made_for != cluster.types_text();
+  if (!of_model && !of_cluster)
+    return fmt::format("the plan does not fit model {} on cluster {}", model.name, cluster.name);
+  return fmt::format("the plan was made for {}{}{} and cannot serve model {} on cluster {}{}",
+                     of_model ? "model " + plan.model : "", of_model && of_cluster ? " and " : "",
+                     of_cluster ? plan.made_for : "", model.name, cluster.name,
+                     of_cluster ? fmt::format(" of {}", cluster.types_text()) : "");
 }
 
 std::string row_nodes_note(const Plan& plan, const Cluster& cluster) {

@@ -10,6 +10,9 @@ namespace hetermoe {
 /// Fills them in and sets `job.usual`. file, flags: what is written, as a job.
 void settle_usual(const Json& file, const Json& flags, Job& job);
 
+/// "taken by default: model demo (--model names another), cluster demo (...)"; empty = the job names both.
+std::string taken_by_default(const Job& job);
+
 /// Notes of a run on these values, and on a warm-up that is longer than the run: a sentence each.
 std::vector<std::string> usual_notes(const Job& job, const ModelConfig& model);
 
@@ -18,7 +21,7 @@ std::vector<std::string> usual_notes(const Job& job, const ModelConfig& model);
 std::vector<std::string> idle_keys_notes(const Job& job);
 
 /// Begins the error of a plan with faults: "the plan does not fit model X on cluster Y", or that it was made
-/// for another model.
+/// for another model or other devices.
 std::string misfit_text(const Plan& plan, const ModelConfig& model, const Cluster& cluster);
 
 /// What rows that go once to each node (Plan::row_nodes) do for the plan; empty = it has none.

@@ -44,15 +44,16 @@ std::string source_note(const StrategyRun& run) {
 
 std::string log_line_key(const StepRecord& record, bool emulated) {
   const bool has_experts = !record.loads.empty();
-  return fmt::format(
-      "step lines: {}grad: norm of all gradients; lr: learning rate{}{}; waiting: idle share of the compute "
-      "lanes",
-      has_experts ? "aux: load-balancing loss; " : "",
-      emulated ? "; emulated: in the time of the named GPUs, not of this machine" : "",
-      has_experts ? "; expert max/mean: copies of the busiest expert over the mean (1 = even); Gini: "
-                    "unevenness of the experts (0 = even); time ratio: slowest owner of experts over a "
-                    "perfect division (1 = perfect)"
-                  : "");
+  std::string key = "step lines: ";
+  if (has_experts) key += "aux: load-balancing loss; ";
+  key += "grad: norm of all gradients; lr: learning rate; waiting: idle share of compute lanes";
+  if (emulated) key += "\n  emulated: in the time of the named GPUs, not of this machine";
+  if (has_experts)
+    key +=
+        "\n  expert max/mean: copies of the busiest expert over the mean; Gini: unevenness of experts (0 = "
+        "even)"
+        "\n  time ratio: the slowest owner of experts over a perfect division (1 = perfect)";
+  return key;
 }
 
 std::string log_line(const StepRecord& r, i64 total_steps, bool emulated) {
@@ -226,14 +227,13 @@ std::string strategy_table(const std::vector<StrategyRun>& runs) {
   }
   std::string text = table.str();
   const std::string clock = runs.empty() ? "" : runs[0].outcome.executed.source;
-  text += fmt::format(
-      "simulated step: predicted{}; exec/replay: 1 where the run kept the clock's pace and steps did nothing "
-      "else (balancer.probe and, with train.staleness, checkpoints and validations take longer); busy: share "
-      "of "
-      "the step in which compute lanes of attention{} devices work, simulated{}\n",
-      experts ? " for even routing; replayed: simulated with the experts that the run chose"
-              : "; replayed: the same, as nothing is routed",
-      experts ? " and of expert" : "", clock.empty() ? "" : "; steps are " + clock);
+  text += experts
+              ? "simulated step: predicted for even routing; replayed: with the experts that the run chose.\n"
+              : "simulated step: predicted; replayed: the same, as nothing is routed.\n";
+  text +=
+      "exec/replay: 1 where the run kept the clock's pace. busy: share of the simulated step that a role "
+      "computes.\n";
+  if (!clock.empty()) text += fmt::format("Steps are {}.\n", clock);
   for (const StrategyRun& run : runs) {
     const std::string note = source_note(run);
     if (!note.empty()) text += note + "\n";

@@ -119,6 +119,7 @@ class JobRuns {
 
   void tell_of(const Dataset& data) const {
     const auto& tell = options_.hooks.on_note;
+    if (const std::string taken = taken_by_default(job_); !taken.empty()) tell(taken);
     tell(training_line(job_, model_, data));
     for (const std::string& note : usual_notes(job_, model_)) tell(note);
     for (const std::string& note : idle_keys_notes(job_)) tell(note);

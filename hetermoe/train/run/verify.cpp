@@ -10,6 +10,7 @@
 #include <limits>
 #include <set>
 
+#include "hetermoe/train/checkpoint/resume.h"
 #include "hetermoe/train/job/gpu_run.h"
 #include "hetermoe/train/job/router_training.h"
 #include "hetermoe/train/run/route_replay.h"
@@ -56,6 +57,25 @@ std::optional<FoundCheckpoint> checkpoint_before(const std::filesystem::path& fo
   return std::nullopt;
 }
 
+/// A folder in which one job went on from another's checkpoint has steps of both; its job.json is that of the
+/// last. Throws InputError where an earlier one took the step, as far as checkpoints tell: then a difference
+/// is no fault of machine or program.
+void check_took_step(const std::filesystem::path& folder, i64 step) {
+  const std::filesystem::path last = folder / "job.json";
+  if (!std::filesystem::exists(last)) return;
+  std::optional<FoundCheckpoint> after;
+  for (FoundCheckpoint& found : find_checkpoints(folder / "checkpoints", [](const std::string&) {}))
+    if (found.info.step >= step) after = std::move(found);  // the newest comes first
+  if (!after) return;
+  const std::vector<std::string> differences = job_differences(after->info.job, read_json(last.string()));
+  if (differences.empty()) return;
+  fail<InputError>(
+      folder.string(),
+      "step {} was taken by an earlier job, whose checkpoint of step {} is here: {}. verify repeats "
+      "steps of the last job in the folder, which come after that one",
+      step, after->info.step, fmt::join(differences, ", "));
+}
+
 /// The weights with which the job's run begins.
 void start_session(Session& session, const Job& job, const ModelConfig& model) {
   if (job.train.init_from.empty() || session.lora() != nullptr) session.initialize(job.train.seed);
@@ -82,12 +102,14 @@ ReplayResult replay_step(const Job& job, const ModelConfig& model, const Cluster
   const Processes alone;
   Trainer trainer(job, model, cluster, std::move(plan), data, alone);
   const StepRecord record = trainer.replay_step(checkpoint, step);
-  return {step,
-          checkpoint ? checkpoint->info.step : 0,
-          record.loss,
-          record.grad_norm,
-          recorded.at("loss"),
-          recorded.at("grad_norm")};
+  const ReplayResult result = {step,
+                               checkpoint ? checkpoint->info.step : 0,
+                               record.loss,
+                               record.grad_norm,
+                               recorded.at("loss"),
+                               recorded.at("grad_norm")};
+  if (!result.passed()) check_took_step(folder, step);
+  return result;
 }
 
 bool VerifyResult::passed() const {
