@@ -285,7 +285,7 @@ TEST(Train, TimesOfThisCpuAreNeverThoseOfAGpu) {
   ASSERT_EQ(run.code, 0) << run.err;
   const std::string words = "measured on this CPU, not on A40/1000, V100/1000";
   EXPECT_TRUE(contains(run.out, "\ntimes are " + words + " (clock.kind real)\n")) << run.out;
-  EXPECT_TRUE(contains(run.out, "steps are executed (" + words + ")\n")) << run.out;
+  EXPECT_TRUE(contains(run.out, "\nSteps are executed (" + words + ").\n")) << run.out;
   const Json row = Json::parse(read_text(folder / "run/summary.json")).at("rows").at(0);
   EXPECT_EQ(row["executed"]["clock"], "executed (" + words + ")");
   const std::string page = read_text(folder / "run/report.html");

@@ -269,12 +269,6 @@ TEST(LoadJob, FileErrorsNameFileAndKey) {
       fmt::format("[{}] cannot read file: No such file or directory. Did you mean \"{}\"?", path, near));
 }
 
-TEST(LoadJob, MayBeAKnownName) {
-  EXPECT_EQ(load_job("tour", {}).output, "out/tour");
-  const std::string error = error_of([&] { load_job("turo", {}); });
-  EXPECT_NE(error.find("Did you mean \"tour\"?"), std::string::npos) << error;
-}
-
 class JobPlan : public ::testing::Test {
  protected:
   Plan plan_with(Overrides overrides) {

@@ -4,6 +4,8 @@
 
 #include <filesystem>
 
+#include "tests/support/error_of.h"
+
 // What a job has where nobody wrote it.
 namespace hetermoe {
 namespace {
@@ -95,6 +97,13 @@ TEST(UsualChoices, ABalancerThatGoesByNoLoadsIsRefused) {
     }
   }
   EXPECT_EQ(usual_job({{"balancer.name", "lpt+exact"}}).balancer.name, "lpt+exact");
+}
+
+/// Jobs have names as models and clusters do.
+TEST(UsualChoices, AJobMayBeAKnownName) {
+  EXPECT_EQ(load_job("tour", {}).output, "out/tour");
+  const std::string error = error_of([&] { load_job("turo", {}); });
+  EXPECT_NE(error.find("Did you mean \"tour\"?"), std::string::npos) << error;
 }
 
 }  // namespace
