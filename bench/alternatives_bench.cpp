@@ -169,7 +169,7 @@ void print_teams(Document& document) {
         std::cerr << what << "\n";
         if (found == nullptr) continue;
         Plan whole = found->plan;
-        whole.head_parts = 1;
+        whole.head_parts = 1;  // others price exchanges whole
         const auto speed = [&](Exchange exchange) { return tokens_per_s(whole, model, cluster, exchange); };
         const double heads = speed(Exchange::kHeads);
         const auto in_parts = [&](i32 parts) {

@@ -11,6 +11,7 @@
 #include "hetermoe/cost/measured.h"
 #include "hetermoe/cost/memory_estimate.h"
 #include "hetermoe/planner/strategies/strategies.h"
+#include "hetermoe/planner/strategies/tensor_parallel.h"
 #include "hetermoe/sim/simulator.h"
 
 namespace hetermoe {
@@ -42,39 +43,6 @@ Cluster h800(i64 nodes) {
   }
   return cluster;
 }
-
-/// The baseline: the same ops, but what devices exchange is that of tensor parallelism in attention and
-/// experts. Tokens are gathered before and partial results are added up after each part, 2 b s h (n - 1) / n
-/// elements together. Compute work is the same: all tokens and 1/n of the heads and of the width in place of
-/// 1/n of the tokens, or of the experts.
-class TensorParallelCost : public CostModel {
- public:
-  /// free: exchanges take their latency alone, which tells what the bytes cost.
-  TensorParallelCost(std::unique_ptr<CostModel> inner, const ModelConfig& model, bool free)
-      : inner_(std::move(inner)),
-        bytes_(free ? 0 : 2.0 * kSeqLen * real(model.hidden) * real(kTeam - 1) / real(kTeam)) {}
-
-  Seconds compute(const ComputeWork& work) const override { return inner_->compute(work); }
-  double interference(DeviceId device) const override { return inner_->interference(device); }
-  TransferCost transfer(const TransferWork& work) const override {
-    switch (work.op.kind) {
-      case OpKind::kToHeads:
-      case OpKind::kToTokens:
-      case OpKind::kDispatch:
-      case OpKind::kCombine: {
-        std::vector<PortBytes> bytes(work.bytes.begin(), work.bytes.end());
-        for (PortBytes& port : bytes) port.local_out = port.local_in = bytes_;
-        return inner_->transfer({work.op, work.participants, bytes});
-      }
-      default:
-        return inner_->transfer(work);
-    }
-  }
-
- private:
-  std::unique_ptr<CostModel> inner_;
-  Bytes bytes_;
-};
 
 enum class Exchanges { kOfTeams, kTensorParallel, kFree };
 
@@ -134,8 +102,8 @@ class Bench {
     const Placement placement(plan, model_, StepOptions{});
     std::unique_ptr<CostModel> cost = make_cost(model_, cluster_, plan, {});
     if (levers.exchanges != Exchanges::kOfTeams)
-      cost =
-          std::make_unique<TensorParallelCost>(std::move(cost), model_, levers.exchanges == Exchanges::kFree);
+      cost = std::make_unique<TensorParallelCost>(std::move(cost), model_, cluster_, plan,
+                                                  levers.exchanges == Exchanges::kFree ? 0 : 1);
     return simulate(build_schedule(plan, model_), placement, model_, cluster_, *cost, ExpectedRouting(model_),
                     levers.tiles)
         .step;

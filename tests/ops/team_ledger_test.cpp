@@ -27,7 +27,7 @@ Held held(const ModelConfig& model, i64 n, i32 layer, Recompute recompute) {
   const ExpectedRouting routing(model);
   const BufferSizes sizes(placement, model, cluster, routing);
   const DeviceId device = 0;
-  const Team team = sizes.team_of(layer, 0, device);
+  const Team team = sizes.team_of(BufferKey::of_layer(Buffer::kQkv, layer, 0), device);
   const double tokens = sizes.tokens(layer, 0, device), all = static_cast<double>(team.tokens);
   Held out;
   // Input of the layer and attended rows by tokens; choices; parts.

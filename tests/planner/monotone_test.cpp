@@ -8,8 +8,6 @@
 namespace hetermoe {
 namespace {
 
-using testing::rate_of;
-
 constexpr double kTolerance = 0.005;  ///< of what counts as slower
 /// Of the throughput before; a sanitizer sees a short search, which is less even.
 constexpr double kLeast = testing::kSanitized ? 0.9 : 0.99;
@@ -37,10 +35,10 @@ TEST(Monotone, MoreIsSeldomSlowerAndNeverByMuch) {
   for (u64 seed = 1; seed <= static_cast<u64>(testing::cases(testing::case_count(20, 40))); ++seed) {
     PlanRequest request = testing::random_request(seed, {.types = 2, .nodes = 2});
     request.limits.simulation_budget = testing::kSearchBudget;
-    const double before = rate_of(request);
+    const double before = testing::rate_of(request);
     if (before == 0) continue;
     const auto compare = [&](const PlanRequest& more, const std::string& what) {
-      const double share = rate_of(more) / before;
+      const double share = testing::rate_of(more) / before;
       ++cases;
       slower += share < 1 - kTolerance ? 1 : 0;
       EXPECT_GE(share, kLeast) << "seed " << seed << ", more of " << what;
@@ -67,7 +65,8 @@ TEST(Monotone, PlansOfPartsAreFoundInTheWhole) {
     request.limits.simulation_budget = testing::kSearchBudget;
     for (const testing::More& more : testing::more_requests(request)) {
       if (more.what != what) continue;
-      EXPECT_GE(rate_of(more.request) / rate_of(request), kLeast) << seed << " with " << what;
+      EXPECT_GE(testing::rate_of(more.request) / testing::rate_of(request), kLeast)
+          << seed << " with " << what;
     }
   }
 }

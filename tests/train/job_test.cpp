@@ -1,6 +1,5 @@
 #include "hetermoe/train/job/job.h"
 
-#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -30,13 +30,14 @@ std::vector<i64> choose_reported(const Evaluator& evaluator, const NamedPlans& n
   std::vector<i64> chosen;
   std::set<std::string> names;
   bool newer = false, homogeneous = false, others = false, all = false;
+  bool teamless = order.empty() || !has_teams(evaluator.at(order[0]).candidate.plan);  // beside teams alone
   i64 budget = evaluator.whole_budget() / 8;
   for (const i64 i : order) {
     const Candidate& candidate = evaluator.at(i).candidate;
     const bool whole = !leaves_devices_out(candidate);
     const bool named = i == named_plans.ep || i == named_plans.single || (candidate.newer_only && !newer) ||
                        (candidate.homogeneous && !homogeneous) || (!candidate.newer_only && !others) ||
-                       (whole && !all);
+                       (whole && !all) || (!teamless && !has_teams(candidate.plan));
     const bool near = chosen.size() < kConfirmed &&
                       evaluator.step_of(i) < kMaxConfirmedStepRatio * evaluator.step_of(order[0]);
     const bool other = chosen.size() < kReported && !names.contains(candidate.name);
@@ -48,6 +49,7 @@ std::vector<i64> choose_reported(const Evaluator& evaluator, const NamedPlans& n
     newer = newer || candidate.newer_only;
     others = others || !candidate.newer_only;
     all = all || whole;
+    teamless = teamless || !has_teams(candidate.plan);
     homogeneous = homogeneous || candidate.homogeneous;
     chosen.push_back(i);
   }
@@ -118,6 +120,7 @@ std::vector<std::string> details(const Plan& plan) {
           traits_of(plan.order).has_stages
               ? fmt::format("stages of {} layers", runs_of(stage_layers(plan.groups[0])))
               : "",
+          !has_teams(plan) ? "" : "heads in " + counted(plan.head_parts, "part"),
           shares.first,
           shares.second};
 }

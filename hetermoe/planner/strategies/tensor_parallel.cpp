@@ -27,19 +27,24 @@ bool gathers(const Op& op) {
 }  // namespace
 
 TensorParallelCost::TensorParallelCost(std::unique_ptr<CostModel> inner, const ModelConfig& model,
-                                       const Cluster& cluster, const Plan& plan)
+                                       const Cluster& cluster, const Plan& plan, double share)
     : inner_(std::move(inner)),
       model_(model),
       cluster_(cluster),
       plan_(plan),
-      size_(real(std::ssize(plan.groups[0].devices))),
-      groups_(real(std::ssize(plan.groups))) {
-  for (const State& state : make_states(plan, model)) sliced_.push_back(state.part != UnitPart::kExperts);
+      size_(real(std::ssize(plan.groups.at(0).layers.at(0).attention.at(0)))),
+      share_(share) {
+  // 2 (P / n) (g - 1) / g in place of 2 P (n g - 1) / (n g), of P parameters in g teams of n devices.
+  for (const State& state : make_states(plan, model)) {
+    const double devices = real(std::ssize(state.devices));
+    const bool whole = state.part == UnitPart::kExperts || devices < 2;
+    summed_.push_back(whole ? 1 : (devices / size_ - 1) / (devices - 1));
+  }
 }
 
-/// With sharded masters and moments a device updates as much in both.
-bool TensorParallelCost::is_sliced(const Op& op) const { return op.state >= 0 && sliced_[idx(op.state)]; }
+bool TensorParallelCost::is_sliced(const Op& op) const { return op.state >= 0 && summed_[idx(op.state)] < 1; }
 
+/// With sharded masters and moments a device updates as much in both.
 Seconds TensorParallelCost::compute(const ComputeWork& work) const {
   ComputeWork own = work;
   if (is_sliced(work.op) && !plan_.shard_optimizer) own.params /= size_;
@@ -57,11 +62,10 @@ TransferCost TensorParallelCost::transfer(const TransferWork& work) const {
       break;
   }
   if (!is_sliced(work.op)) return inner_->transfer(work);
-  // 2 (P / n) (g - 1) / g in place of 2 P (n g - 1) / (n g), of P parameters in g groups.
   std::vector<PortBytes> bytes(work.bytes.begin(), work.bytes.end());
   for (PortBytes& port : bytes)
     for (Bytes* each : {&port.net_out, &port.net_in, &port.local_out, &port.local_in})
-      *each *= (groups_ - 1) / (size_ * groups_ - 1);
+      *each *= summed_[idx(work.op.state)];
   return inner_->transfer({work.op, work.participants, bytes});
 }
 
@@ -69,7 +73,8 @@ TransferCost TensorParallelCost::transfer(const TransferWork& work) const {
 std::vector<PortBytes> TensorParallelCost::gathered(const TransferWork& work) const {
   const Op& op = work.op;
   const ShareRow& row = share_row(plan_.groups[idx(op.group)].layers[idx(op.layer)].attention, op.microbatch);
-  const Bytes each = row_bytes(wire_of(op, plan_), real(model_.hidden)) * parts_of(op, model_) / plan_.chunks;
+  const Bytes each =
+      row_bytes(wire_of(op, plan_), real(model_.hidden)) * parts_of(op, model_) * share_ / plan_.chunks;
   std::map<NodeId, i64> tokens_of_node, members_of_node;
   i64 tokens = 0;
   for (const Share& share : row) {

@@ -8,15 +8,16 @@
 // a part of every matrix in place of all tokens of its part: the same work, but other bytes.
 namespace hetermoe {
 
-/// Prices steps of such plans. In each of the two parts of a layer, attention and MLP, rows of full width are
-/// gathered before and partial sums are scattered after: 2 b s h (n - 1) / n elements a device
-/// (MegaScale-MoE, arXiv 2505.11432, section 3, formulas 1 and 4). Gradients of matrices that are not
-/// experts' are summed over groups alone, and each device updates its part.
+/// Prices steps of plans whose attention parts have a team of equal devices in each group or stage. In each
+/// of the two parts of a layer, attention and MLP, rows of full width are gathered before and partial sums
+/// are scattered after: 2 b s h (n - 1) / n elements a device (MegaScale-MoE, arXiv 2505.11432, section 3,
+/// formulas 1 and 4). Gradients of matrices that are not experts' are summed over teams alone, and each
+/// device updates its part.
 class TensorParallelCost : public CostModel {
  public:
-  /// plan: of tensor_parallel_plan(). Keeps references to all but `inner`.
+  /// share: of the bytes of these exchanges; 0 tells what they cost. Keeps references to all but `inner`.
   TensorParallelCost(std::unique_ptr<CostModel> inner, const ModelConfig& model, const Cluster& cluster,
-                     const Plan& plan);
+                     const Plan& plan, double share = 1);
 
   Seconds compute(const ComputeWork& work) const override;
   double interference(DeviceId device) const override { return inner_->interference(device); }
@@ -30,8 +31,8 @@ class TensorParallelCost : public CostModel {
   const ModelConfig& model_;
   const Cluster& cluster_;
   const Plan& plan_;
-  double size_, groups_;
-  std::vector<bool> sliced_;  // [state] its matrices are in parts
+  double size_, share_;
+  std::vector<double> summed_;  // [state] of the bytes of a sum over all its devices; 1 = it is not in parts
 };
 
 /// The schedule's plan: groups of `size` devices in the order of the cluster. Throws ConfigError where the

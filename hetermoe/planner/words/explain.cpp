@@ -107,10 +107,7 @@ std::string name_of_plan(const std::vector<TypeUse>& types, const Plan& plan,
   }
   std::string name = family(plan, roles) + " on " + join(used, " + ");
   if (plan.groups.size() > 1) name += fmt::format(", {} groups", plan.groups.size());
-  if (const std::string sizes = team_sizes_text(plan); !sizes.empty()) {
-    name += ", teams of " + sizes;
-    if (plan.head_parts > 1) name += fmt::format(", heads in {} parts", plan.head_parts);
-  }
+  if (const std::string sizes = team_sizes_text(plan); !sizes.empty()) name += ", teams of " + sizes;
   if (!plan.row_nodes.empty()) name += ", rows by node";
   return name;
 }

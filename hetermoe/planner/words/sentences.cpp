@@ -223,8 +223,12 @@ Lines teams(const PlanResult& r) {
         fmt::format("{:.1f} % of the tokens and {} each", 100 * part.first, counted(share.heads, "head")));
   }
   if (parts.size() > 2) parts.assign({parts.front(), parts.back()});
-  return {fmt::format("Teams share each sequence: a device has {} of the attention kernel.",
-                      fmt::join(parts, ", or "))};
+  Lines lines = {fmt::format("Teams share each sequence: a device has {} of the attention kernel.",
+                             fmt::join(parts, ", or "))};
+  if (const i32 in = r.best().plan.head_parts; in > 1)
+    lines.push_back(
+        fmt::format("Heads travel in {} parts: one is computed while the next is on its way.", in));
+  return lines;
 }
 Lines pace(const PlanResult& r) {
   const TypeUse *most = busiest(r.best()), *least = least_busy(r.best());
