@@ -106,6 +106,7 @@ std::string order_text(const Plan& plan) {
           : plan.window == 0 ? fmt::format("all {} microbatches in flight", count)
                              : fmt::format("{} of {} in flight", plan.window, counted(count, "microbatch"));
   if (plan.chunks > 1) text += fmt::format(", each layer dispatched in {} chunks", plan.chunks);
+  if (plan.head_parts > 1) text += fmt::format(", heads of a team in {} parts", plan.head_parts);
   if (plan.tally || plan.foreseen) text += ", copies divided over the owners by their counts";
   if (plan.guest_slots > 0)
     text += fmt::format(", {} for experts lent for one exchange", counted(plan.guest_slots, "slot"));

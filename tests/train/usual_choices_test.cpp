@@ -72,6 +72,9 @@ TEST(UsualChoices, KeysOfWhatIsOffAreNamed) {
   EXPECT_EQ(notes({{"train.decay", "linear"}}),
             Notes{"train.decay linear has no effect without train.schedule wsd"});
   EXPECT_TRUE(notes({{"train.decay", "linear"}, {"train.schedule", "wsd"}}).empty());
+  EXPECT_EQ(notes({{"plan.head_parts", "2"}}), Notes{"plan.head_parts 2 has no effect without plan.team"});
+  EXPECT_TRUE(notes({{"plan.head_parts", "2"}, {"plan.team", "2"}}).empty());
+  EXPECT_TRUE(notes({{"plan.head_parts", "2"}, {"strategy", "sp-ep"}}).empty());
   EXPECT_EQ(notes({{"grow.factor", "3"}}), Notes{"grow.factor 3 has no effect without grow.at"});
   EXPECT_EQ(notes({{"balancer.every", "3"}, {"balancer.topology", "ring"}}),
             Notes{"balancer.every 3, balancer.topology ring have no effect without balancer.name"});

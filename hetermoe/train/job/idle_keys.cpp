@@ -2,6 +2,7 @@
 
 #include "hetermoe/balance/balancers.h"
 #include "hetermoe/base/words.h"
+#include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/train/job/usual_choices.h"
 
 // Keys that a job gives and that change nothing, because what they are for is off. A run says so: whoever
@@ -55,6 +56,12 @@ const std::vector<KeysOfFeature>& features() {
       {{"clock.pace_scale", "clock.max_cpu_share"},
        [](const Job& job) { return job.clock.kind == ClockKind::kPaced; },
        "clock.kind paced"},
+      {{"plan.head_parts"},
+       [](const Job& job) {
+         if (!job.plan.file.empty() || !job.plan.team.empty()) return true;
+         return find_strategy(job.strategy).cut == Cut::kTeams;
+       },
+       "plan.team"},
       {{"balancer."}, [](const Job& job) { return job.balancer.on(); }, "balancer.name"},
       {{"balancer.horizon"}, [](const Job& job) { return job.balancer.guard; }, "balancer.guard true"},
       {{"balancer.topology"}, [](const Job& job) { return is_by_name(job, {"lplb"}); }, "balancer.name lplb"},
@@ -95,7 +102,7 @@ std::vector<std::string> idle_keys_notes(const Job& job) {
   std::vector<std::pair<const KeysOfFeature*, std::vector<std::string>>> idle;
   for (const FieldDoc& field : job_fields()) {
     const Json::json_pointer at = pointer_of(field);
-    if (!got.contains(at) || !usual.contains(at) || got[at] == usual[at]) continue;
+    if (!got.contains(at) || (usual.contains(at) && got[at] == usual[at])) continue;
     const Json& value = got[at];
     const KeysOfFeature* feature = idle_feature(job, field.name);
     if (feature == nullptr) continue;
