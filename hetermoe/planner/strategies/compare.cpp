@@ -184,7 +184,8 @@ class Comparison {
                  (tuned.plan.head_parts > 1 ? fmt::format(", heads in {} parts", tuned.plan.head_parts) : "");
     row.roles = allocation_of_plan(tuned.plan, predictor_.model(), predictor_.cluster(),
                                    *predictor_.cost(tuned.plan));
-    row.memory_bytes = memory_of(predictor_, setting_, tuned.plan);
+    const bool told = row.strategy == kTensorParallel;  // its parts of matrices are not those of the plan
+    row.memory_bytes = told ? tuned.prediction.memory : memory_of(predictor_, setting_, tuned.plan);
     row.cost = run_cost_of(predictor_.cluster(), tuned.plan, row.tokens_per_s);
     row.on_hosts = kept_on_hosts(tuned.plan);
     if (!tuned.plan.row_nodes.empty() && row.strategy != kBest)
@@ -199,7 +200,6 @@ class Comparison {
         tune_tensor_parallel(predictor_.model(), predictor_.cluster(), setting_, predictor_.software());
     fill(row, tuned);
     if (!row.infeasible.empty()) return;
-    row.memory_bytes = tuned.prediction.memory;
     row.plan = fmt::format("{} of {}, simulated alone", counted(std::ssize(tuned.plan.groups), "group"),
                            counted(std::ssize(tuned.plan.groups[0].devices), "device"));
     if (tuned.plan.shard_optimizer) row.plan += ", optimizer divided over groups";
