@@ -244,7 +244,7 @@ struct PlanChoices {
     v("head_parts", head_parts,
       "parts in which the heads of a team travel: one is computed while the next is on its way "
       "(docs/teams.md)",
-      unset_at(1));
+      between(1, 64));
     v("queue_binding", queue_binding, "queue of a transfer");
     v("row_dedup", row_dedup, "send a token once per device");
     v("recompute", recompute, "activation checkpointing");

@@ -102,7 +102,7 @@ std::vector<std::string> idle_keys_notes(const Job& job) {
   std::vector<std::pair<const KeysOfFeature*, std::vector<std::string>>> idle;
   for (const FieldDoc& field : job_fields()) {
     const Json::json_pointer at = pointer_of(field);
-    if (!got.contains(at) || (usual.contains(at) && got[at] == usual[at])) continue;
+    if (!got.contains(at) || !usual.contains(at) || got[at] == usual[at]) continue;
     const Json& value = got[at];
     const KeysOfFeature* feature = idle_feature(job, field.name);
     if (feature == nullptr) continue;
