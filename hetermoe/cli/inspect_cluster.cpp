@@ -38,12 +38,10 @@ Json cluster_json(const Cluster& cluster, const std::optional<ModelConfig>& mode
                      {"local_peer_s", node.local_peer},
                      {"host", write_value(node.host)}});
   }
-  Json links = Json::array();
-  for (const LinkHiding& link : hiding_links(cluster)) {
-    links.push_back(to_json(link));
-    if (model) links.back()["compute_over_transfer"] = link.of(*model);
-  }
-  return {{"name", cluster.name}, {"devices", devices}, {"nodes", nodes}, {"hiding", links}};
+  return {{"name", cluster.name},
+          {"devices", devices},
+          {"nodes", nodes},
+          {"hiding", hiding_json(cluster, model)}};
 }
 
 namespace {

@@ -56,13 +56,7 @@ void print_depth_roles(const PlanRequest& request, const PlanResult& result) {
 }
 
 Json hiding_json(const PlanRequest& request) {
-  Json out = Json::array();
-  for (const LinkHiding& link : hiding_links(request.cluster)) {
-    if (request.model.num_moe_layers() == 0) break;
-    out.push_back(to_json(link));
-    out.back()["compute_over_transfer"] = link.of(request.model);
-  }
-  return out;
+  return request.model.num_moe_layers() > 0 ? hiding_json(request.cluster, request.model) : Json::array();
 }
 
 Json depth_roles_json(const PlanRequest& request, const PlanResult& result) {

@@ -61,4 +61,13 @@ Json to_json(const LinkHiding& link) {
           {"peak_flop_s", link.peak}, {"width", link.width}};
 }
 
+Json hiding_json(const Cluster& cluster, const std::optional<ModelConfig>& model) {
+  Json out = Json::array();
+  for (const LinkHiding& link : hiding_links(cluster)) {
+    out.push_back(to_json(link));
+    if (model) out.back()["compute_over_transfer"] = link.of(*model);
+  }
+  return out;
+}
+
 }  // namespace hetermoe

@@ -1,4 +1,5 @@
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,5 +29,7 @@ struct LinkHiding {
 std::vector<LinkHiding> hiding_links(const Cluster& cluster);
 /// {"node", "devices", "link", "type", "places", "bytes_s", "peak_flop_s", "width"}.
 Json to_json(const LinkHiding& link);
+/// Of all hiding_links(); with a model "compute_over_transfer", too.
+Json hiding_json(const Cluster& cluster, const std::optional<ModelConfig>& model);
 
 }  // namespace hetermoe

@@ -5,6 +5,7 @@
 
 #include "hetermoe/device/host_copy.h"
 #include "hetermoe/nn/rows.h"
+#include "hetermoe/ops/buffer_index.h"
 
 namespace hetermoe {
 
@@ -40,7 +41,7 @@ OpContext::OpContext(const RunContext& run, DeviceState& device_state)
     slots = Slots(p.num_layers(), static_cast<i32>(num_microbatches), 0, p.num_saved_pieces());
     return;
   }
-  slots = Slots(p.num_layers(), static_cast<i32>(num_microbatches), std::max(plan.chunks, plan.head_parts));
+  slots = Slots(p.num_layers(), static_cast<i32>(num_microbatches), num_chunk_slots(plan));
   for (i32 l = 0; l < p.num_layers(); ++l) {
     routing.emplace_back(owner_table(p, group, l), static_cast<i64>(p.num_owners(group, l)), where());
   }

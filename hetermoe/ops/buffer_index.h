@@ -7,6 +7,10 @@
 
 namespace hetermoe {
 
+/// Buffers of a layer and microbatch that KeyShape::kOfChunk tells apart: chunks of rows, or parts of the
+/// heads.
+inline i32 num_chunk_slots(const Plan& plan) { return std::max(plan.chunks, plan.head_parts); }
+
 /// Numbers the buffers of one row on one device, so that tables about them are plain arrays.
 class BufferIndex {
  public:

@@ -236,7 +236,7 @@ const std::vector<std::string>& EnumNames<SlotPart>::names() {
 
 BufferIndex::BufferIndex(const Placement& placement) {
   const Plan& plan = placement.plan();
-  const i64 layers = placement.num_layers() + 2, chunks = std::max(plan.chunks, plan.head_parts);
+  const i64 layers = placement.num_layers() + 2, chunks = num_chunk_slots(plan);
   i64 slots = std::max({1, plan.slots.attention, plan.slots.experts, plan.slots.saved}), microbatches = 1;
   for (const State& state : placement.states())
     slots = std::max(slots, i64{state.first_slot + num_slots(plan, state.part)});
