@@ -67,7 +67,7 @@ TEST(GroupUse, ADeviceThatStandsForOthersCountsAsOftenAsTheyAre) {
       three({{0, 1, 0, 2}, {1, 0, 2, 3}, {1, 1, 2, 3}, {2, 0, 3, 9}, {3, 0, 9, 10}, {3, 1, 9, 10}});
   Timeline folded = all;
   all.devices.push_back({"A#3", "A", "attention"});
-  for (const Span span : all.spans)
+  for (const Span& span : folded.spans)
     if (span.device == 1) all.spans.push_back({span.op, 3, span.start, span.end});
   // The other attention device computes twice as long.
   for (Timeline* t : {&all, &folded}) t->spans.push_back({4, 2, 0, 4}), sort_spans(*t);
