@@ -15,15 +15,18 @@ namespace hetermoe {
 namespace {
 
 /// Ops with equal keys cost the same: of what can be alike, the key names the first.
-using CostKey = std::array<i32, 8>;
+using CostKey = std::array<u64, 4>;
 struct CostKeyHash {
   std::size_t operator()(const CostKey& key) const {
     u64 hash = 0;
-    for (const i32 part : key)
-      hash = (hash ^ static_cast<u64>(static_cast<std::uint32_t>(part))) * 0x9e3779b97f4a7c15ULL;
+    for (const u64 part : key) hash = ((hash ^ part) * 0x9e3779b97f4a7c15ULL) ^ (hash >> 32);
     return idx(hash ^ (hash >> 32));
   }
 };
+/// Two numbers as one.
+u64 both(i32 first, i32 second) {
+  return static_cast<u64>(static_cast<std::uint32_t>(first)) << 32 | static_cast<std::uint32_t>(second);
+}
 
 /// Seconds as far as rounding leaves them alone, about 1e-12 of them.
 u64 rounded(Seconds seconds) { return (std::bit_cast<u64>(seconds) + 0x800) >> 12; }
@@ -181,7 +184,8 @@ class Pricer {
     const bool alone = op.microbatch < 0 || row_of(op.kind).occurs == Occurs::kPerBalanceSet;
     const i32 microbatch = alone ? op.microbatch : loads_.microbatch_class(op.group, op.microbatch);
     const i32 kind = static_cast<i32>(op.kind) * 4 + static_cast<i32>(op.phase);
-    return {kind, op.chunk, op.group, op.team, layer, before, op.state >= 0 ? op.state : microbatch, device};
+    return {both(kind, op.chunk), both(op.group, op.team), both(layer, before),
+            both(op.state >= 0 ? op.state : microbatch, device)};
   }
 
   Seconds compute_seconds(OpId id) {

@@ -11,24 +11,8 @@ void accesses(const Op& op, DeviceId device, const Placement& placement, std::ve
   row.accesses(list);
 }
 
-void AccessList::add(Buffer buffer, Mode mode, i32 layer) {
-  switch (row_of(buffer).key) {
-    case KeyShape::kOfStep:
-      return add(BufferKey::of_step(buffer), mode);
-    case KeyShape::kOfMicrobatch:
-      return add(BufferKey::of_microbatch(buffer, op.microbatch), mode);
-    case KeyShape::kOfLayer:
-      return add(BufferKey::of_layer(buffer, layer, op.microbatch), mode);
-    case KeyShape::kOfChunk:
-      return add(BufferKey::of_chunk(buffer, layer, op.microbatch, op.chunk), mode);
-    case KeyShape::kOfState:
-      return add_of_state(buffer, mode, op.state);
-    case KeyShape::kOfPiece:
-    case KeyShape::kOfSlot:
-    case KeyShape::kOfTurn:
-      break;
-  }
-  HM_CHECK(false, "{} follows from no op alone", row_of(buffer).name);
+void AccessList::append(Buffer buffer, i32 first, i32 microbatch, i32 last, Mode mode) {
+  out_.push_back({{buffer, shape_of(buffer), first, microbatch, last}, mode});
 }
 
 void AccessList::add_all_chunks(Buffer buffer, Mode mode, i32 layer) {

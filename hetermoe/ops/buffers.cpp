@@ -159,40 +159,12 @@ Bytes guest_gradients(BufferSizes& s, const Key& k, PlaceId place) {
 
 }  // namespace
 
-#define HM_ROW(key, buffer, name, holds, lifetime, counts_as, size, what) \
-  {Buffer::buffer, #name, KeyShape::key, Holds::holds, Lifetime::lifetime, CountsAs::counts_as, size, what},
-#define HM_OF_STEP(...) HM_ROW(kOfStep, __VA_ARGS__)
-#define HM_OF_MICROBATCH(...) HM_ROW(kOfMicrobatch, __VA_ARGS__)
-#define HM_OF_LAYER(...) HM_ROW(kOfLayer, __VA_ARGS__)
-#define HM_OF_CHUNK(...) HM_ROW(kOfChunk, __VA_ARGS__)
-#define HM_OF_PIECE(...) HM_ROW(kOfPiece, __VA_ARGS__)
-#define HM_OF_STATE(...) HM_ROW(kOfState, __VA_ARGS__)
-#define HM_OF_SLOT(...) HM_ROW(kOfSlot, __VA_ARGS__)
-#define HM_OF_TURN(...) HM_ROW(kOfTurn, __VA_ARGS__)
-// clang-format off
 constexpr std::array<BufferRow, kNumBuffers> kBufferRows = {{
-    HM_BUFFERS_OF_STEP(HM_OF_STEP)
-    HM_BUFFERS_OF_MICROBATCH(HM_OF_MICROBATCH)
-    HM_BUFFERS_OF_LAYER(HM_OF_LAYER)
-    HM_BUFFERS_OF_CHUNK(HM_OF_CHUNK)
-    HM_BUFFERS_OF_PIECE(HM_OF_PIECE)
-    HM_BUFFERS_OF_STATE(HM_OF_STATE)
-    HM_BUFFERS_OF_SLOT(HM_OF_SLOT)
-    HM_BUFFERS_OF_TURN(HM_OF_TURN)
+#define HM_ROW(buffer, name, holds, lifetime, counts_as, size, what) \
+  {Buffer::buffer, #name, Holds::holds, CountsAs::counts_as, size, what},
+    HM_BUFFERS(HM_ROW)
+#undef HM_ROW
 }};
-// clang-format on
-
-namespace {
-
-constexpr bool in_order() {
-  for (std::size_t i = 0; i < kBufferRows.size(); ++i) {
-    if (idx(kBufferRows[i].buffer) != i) return false;
-  }
-  return true;
-}
-static_assert(in_order(), "kBufferRows has the lists in another order than HM_BUFFERS");
-
-}  // namespace
 
 const std::vector<std::string>& EnumNames<Buffer>::names() {
   static const std::vector<std::string> all = [] {
@@ -201,6 +173,11 @@ const std::vector<std::string>& EnumNames<Buffer>::names() {
     return names;
   }();
   return all;
+}
+
+void BufferKey::has_another_key(Buffer buffer) {
+  check_failed(__FILE__, __LINE__, "shape_of(buffer) == shape",
+               fmt::format("{} has another key", row_of(buffer).name));
 }
 
 std::string to_string(const BufferKey& key) {
@@ -250,7 +227,7 @@ BufferIndex::BufferIndex(const Placement& placement) {
   };
   for (const BufferRow& row : kBufferRows) {
     Numbers& numbers = of_[idx(row.buffer)];
-    switch (row.key) {
+    switch (shape_of(row.buffer)) {
       case KeyShape::kOfStep:
         break;
       case KeyShape::kOfMicrobatch:

@@ -29,6 +29,29 @@ enum class KeyShape : std::uint8_t {
   kOfSlot,        ///< SlotPart, slot
   kOfTurn         ///< Placement::guest_turn()
 };
+namespace buffer_list {
+constexpr std::array<KeyShape, kNumBuffers> key_shapes() {
+  std::array<KeyShape, kNumBuffers> all{};
+  std::size_t next = 0;
+  const auto add = [&](KeyShape shape, i32 buffers) {
+    while (buffers-- > 0) all[next++] = shape;
+  };
+#define HM_ONE(...) +1
+  add(KeyShape::kOfStep, HM_BUFFERS_OF_STEP(HM_ONE));
+  add(KeyShape::kOfMicrobatch, HM_BUFFERS_OF_MICROBATCH(HM_ONE));
+  add(KeyShape::kOfLayer, HM_BUFFERS_OF_LAYER(HM_ONE));
+  add(KeyShape::kOfChunk, HM_BUFFERS_OF_CHUNK(HM_ONE));
+  add(KeyShape::kOfPiece, HM_BUFFERS_OF_PIECE(HM_ONE));
+  add(KeyShape::kOfState, HM_BUFFERS_OF_STATE(HM_ONE));
+  add(KeyShape::kOfSlot, HM_BUFFERS_OF_SLOT(HM_ONE));
+  add(KeyShape::kOfTurn, HM_BUFFERS_OF_TURN(HM_ONE));
+#undef HM_ONE
+  return all;
+}
+}  // namespace buffer_list
+/// Builders ask for it with every access: known at compile time, it costs nothing.
+inline constexpr std::array<KeyShape, kNumBuffers> kKeyShapes = buffer_list::key_shapes();
+constexpr KeyShape shape_of(Buffer buffer) { return kKeyShapes[static_cast<std::size_t>(buffer)]; }
 
 /// Beyond one step.
 enum class Lifetime : std::uint8_t {
@@ -36,6 +59,14 @@ enum class Lifetime : std::uint8_t {
   kSteps,  ///< two steps that overlap use the same memory for it: they have one store for each place
   kAlways  ///< likewise, and it is there before the step and after it: reading needs no writer
 };
+inline constexpr std::array<Lifetime, kNumBuffers> kLifetimes = {
+#define HM_LIFETIME(buffer, name, holds, lifetime, ...) Lifetime::lifetime,
+    HM_BUFFERS(HM_LIFETIME)
+#undef HM_LIFETIME
+};
+constexpr Lifetime lifetime_of(Buffer buffer) { return kLifetimes[static_cast<std::size_t>(buffer)]; }
+constexpr bool outlives_step(Buffer buffer) { return lifetime_of(buffer) == Lifetime::kAlways; }
+constexpr bool spans_steps(Buffer buffer) { return lifetime_of(buffer) != Lifetime::kStep; }
 
 /// In its slot of the executor (exec/slots.h).
 enum class Holds : std::uint8_t {
@@ -62,9 +93,7 @@ class BufferKey;
 struct BufferRow {
   Buffer buffer;
   const char* name;  ///< in texts
-  KeyShape key;
   Holds holds;
-  Lifetime lifetime;
   CountsAs counts_as;
   /// On a device; see BufferSizes. Null = a few numbers, a right to a place, or part of a state.
   Bytes (*size)(BufferSizes& sizes, const BufferKey& key, PlaceId place);
@@ -80,9 +109,6 @@ template <>
 struct EnumNames<SlotPart> {
   static const std::vector<std::string>& names();
 };
-
-inline bool outlives_step(Buffer buffer) { return row_of(buffer).lifetime == Lifetime::kAlways; }
-inline bool spans_steps(Buffer buffer) { return row_of(buffer).lifetime != Lifetime::kStep; }
 
 /// A buffer on a device. It is made, and asked, by what tells it apart.
 class BufferKey {
@@ -107,7 +133,7 @@ class BufferKey {
   static BufferKey of_turn(Buffer buffer, i32 turn) { return {buffer, KeyShape::kOfTurn, 0, 0, turn}; }
 
   Buffer buffer() const { return buffer_; }
-  KeyShape shape() const { return row_of(buffer_).key; }
+  KeyShape shape() const { return shape_of(buffer_); }
   i32 layer() const { return first_; }
   i32 microbatch() const { return microbatch_; }
   i32 chunk() const { return last_; }
@@ -122,10 +148,12 @@ class BufferKey {
   auto operator<=>(const BufferKey&) const = default;
 
  private:
+  friend class AccessList;
   BufferKey(Buffer buffer, KeyShape shape, i32 first, i32 microbatch, i32 last)
       : buffer_(buffer), first_(first), microbatch_(microbatch), last_(last) {
-    HM_CHECK(row_of(buffer).key == shape, "{} has another key", row_of(buffer).name);
+    if (shape_of(buffer) != shape) has_another_key(buffer);
   }
+  [[noreturn]] static void has_another_key(Buffer buffer);
 
   Buffer buffer_;
   i32 first_, microbatch_, last_;

@@ -1,4 +1,5 @@
 #include "hetermoe/ops/access_list.h"
+#include "hetermoe/ops/exchange.h"
 
 // Results of experts go back to the sources of their rows, or to the devices of the next layer; in backward
 // gradients of results to the owners.
@@ -6,17 +7,19 @@ namespace hetermoe {
 namespace {
 
 void combine_accesses(AccessList& list) {
+  const Exchange exchange(list.op, list.p);
+  const bool sends = exchange.sends(list.device), receives = exchange.receives(list.device);
   list.read(Buffer::kLoad);
   if (list.op.phase == Phase::kBackward) {
-    if (list.sends()) {
+    if (sends) {
       list.read(Buffer::kDHidden);
       list.read(Buffer::kRouting);
     }
-    if (list.receives()) list.write(Buffer::kDOut);
+    if (receives) list.write(Buffer::kDOut);
     return;
   }
-  if (list.sends()) list.read(Buffer::kOut);
-  if (list.receives()) list.write(Buffer::kReturned);
+  if (sends) list.read(Buffer::kOut);
+  if (receives) list.write(Buffer::kReturned);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 #include "hetermoe/ops/access_list.h"
+#include "hetermoe/ops/exchange.h"
 
 // Rows go to the owners of the experts that their tokens chose, and their gradients back.
 namespace hetermoe {
@@ -6,18 +7,20 @@ namespace {
 
 void dispatch_accesses(AccessList& list) {
   const bool backward = list.op.phase == Phase::kBackward;
+  const Exchange exchange(list.op, list.p);
+  const bool sends = exchange.sends(list.device), receives = exchange.receives(list.device);
   list.add(Buffer::kLoad, backward ? Mode::kRead : Mode::kWrite);
   if (backward) {
-    if (list.sends()) list.read(Buffer::kDRows);
-    if (list.receives()) list.write(Buffer::kDSend);
+    if (sends) list.read(Buffer::kDRows);
+    if (receives) list.write(Buffer::kDSend);
     return;
   }
-  if (list.sends() || list.lends()) list.read_tally();
-  if (list.sends()) {
+  if (sends || list.lends()) list.read_tally();
+  if (sends) {
     list.read(Buffer::kSend);
     list.read(Buffer::kRouting);
   }
-  if (list.receives()) list.write(Buffer::kRows);
+  if (receives) list.write(Buffer::kRows);
 }
 
 /// Where select keeps the rest, nothing but the rows travels again.

@@ -8,13 +8,6 @@
 
 namespace hetermoe {
 
-const OpRow& row_of(OpKind kind) {
-#define HM_ADDRESS(kind, name) &op_rows::name,
-  static constexpr std::array<const OpRow*, kNumOpKinds> all = {HM_OP_KINDS(HM_ADDRESS)};
-#undef HM_ADDRESS
-  return *all[idx(kind)];
-}
-
 bool has_phase(OpKind kind, Phase phase) {
   switch (row_of(kind).phases) {
     case Phases::kNone:
@@ -128,13 +121,6 @@ bool in_step(const Op& op, const Placement& placement) {
 bool tells_sizes(const Op& op, const Placement& placement) {
   if (!row_of(op.kind).carries_routing_weights || op.phase == Phase::kBackward) return false;
   return op.phase == Phase::kForward || placement.roams(op.group, op.layer, op.microbatch);
-}
-
-bool goes_to_owners(const Op& op) { return row_of(op.kind).to_owners == (op.phase != Phase::kBackward); }
-
-bool looks_back(const Op& op) {
-  const OpRow& row = row_of(op.kind);
-  return row.looks_back && (!row.looks_back_in || *row.looks_back_in == op.phase);
 }
 
 DeviceId maker_of(const Op& copy, const Placement& placement) {

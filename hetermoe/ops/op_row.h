@@ -136,7 +136,12 @@ HM_OP_KINDS(HM_ROW)
 #undef HM_ROW
 }  // namespace op_rows
 
-const OpRow& row_of(OpKind kind);
+inline constexpr std::array<const OpRow*, kNumOpKinds> kOpRows = {
+#define HM_ADDRESS(kind, name) &op_rows::name,
+    HM_OP_KINDS(HM_ADDRESS)
+#undef HM_ADDRESS
+};
+inline const OpRow& row_of(OpKind kind) { return *kOpRows[static_cast<std::size_t>(kind)]; }
 
 /// Ops of the kind may have this phase.
 bool has_phase(OpKind kind, Phase phase);
@@ -167,9 +172,14 @@ bool in_step(const Op& op, const Placement& placement);
 /// An exchange whose owners do not know yet how much will come.
 bool tells_sizes(const Op& op, const Placement& placement);
 /// Rows of an exchange go to owners, not back to sources.
-bool goes_to_owners(const Op& op);
+inline bool goes_to_owners(const Op& op) {
+  return row_of(op.kind).to_owners == (op.phase != Phase::kBackward);
+}
 /// Whether the input of the op depends on the layer before.
-bool looks_back(const Op& op);
+inline bool looks_back(const Op& op) {
+  const OpRow& row = row_of(op.kind);
+  return row.looks_back && (!row.looks_back_in || *row.looks_back_in == op.phase);
+}
 /// The device whose forward pass made the piece that an op stores or fetches, and the number of the piece on
 /// its host.
 DeviceId maker_of(const Op& copy, const Placement& placement);

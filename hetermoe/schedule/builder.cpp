@@ -15,7 +15,7 @@ namespace hetermoe {
 namespace {
 
 constexpr std::size_t kMaxOverwrites = 10;
-constexpr std::size_t kNoClock = SIZE_MAX;
+constexpr std::size_t kNone = SIZE_MAX;
 
 template <class F>
 void for_kinds(Occurs occurs, const F& f) {
@@ -46,15 +46,12 @@ Scoreboard::Entry& Scoreboard::entry(const Access& access, DeviceId device) {
 
 /// A reader takes the place of an earlier one on its lane, so that a list is never longer than there are
 /// queues: parameters are read in every microbatch.
-void Scoreboard::add_reader(Entry& entry, OpId op, LaneId lane) {
+void Scoreboard::add_reader(Entry& entry, OpId op, i32 lane) {
   Reader* reader = &entry.reader;
-  if (reader->op < 0) {
-    *reader = {op, lane, -1};
-    return;
-  }
-  while (reader->lane != lane && reader->next >= 0) reader = &pool_[idx(reader->next)];
-  if (reader->lane == lane) {
+  while (reader->op >= 0 && reader->lane != lane && reader->next >= 0) reader = &pool_[idx(reader->next)];
+  if (reader->op < 0 || reader->lane == lane) {
     reader->op = op;
+    reader->lane = static_cast<std::int16_t>(lane);
     return;
   }
   if (free_ < 0) {
@@ -63,28 +60,31 @@ void Scoreboard::add_reader(Entry& entry, OpId op, LaneId lane) {
   }
   Reader& added = pool_[idx(free_)];
   const i32 next_free = added.next;
-  added = {op, lane, entry.reader.next};
+  added = {.op = op, .next = entry.reader.next, .lane = static_cast<std::int16_t>(lane)};
   entry.reader.next = std::exchange(free_, next_free);
 }
 
-bool Scoreboard::visit(Entry& entry, const Access& access, OpId op, LaneId lane, std::vector<OpId>& before) {
+bool Scoreboard::visit(Entry& entry, const Access& access, OpId op, i32 lane, const OpId* known,
+                       std::vector<OpId>& before) {
+  const auto wait_for = [&](OpId other, i32 its_lane) {
+    if (other > known[its_lane] && other != op) before.push_back(other);
+  };
   const OpId writer = entry.writer();
-  if (writer >= 0 && writer != op) before.push_back(writer);
+  if (writer >= 0) wait_for(writer, entry.reader.lane_of_writer);
   const bool is_there = (writer >= 0 && !entry.taken()) || outlives_step(access.buffer());
   if (access.mode == Mode::kRead) {
     add_reader(entry, op, lane);
     return is_there;
   }
-  if (entry.reader.op >= 0 && entry.reader.op != op) before.push_back(entry.reader.op);
+  if (entry.reader.op >= 0) wait_for(entry.reader.op, entry.reader.lane);
   for (i32 reader = entry.reader.next; reader >= 0;) {
     Reader& r = pool_[idx(reader)];
-    if (r.op != op) before.push_back(r.op);
+    wait_for(r.op, r.lane);
     const i32 next = std::exchange(r.next, free_);
     free_ = std::exchange(reader, next);
   }
-  entry.reader = {};
   const bool takes = access.mode == Mode::kTake;
-  entry.write(op, takes);
+  entry.write(op, lane, takes);
   return !takes || is_there;  // gradients and counts begin as zeros: adding needs no earlier writer
 }
 
@@ -106,7 +106,7 @@ ScheduleBuilder::ScheduleBuilder(const Placement& placement, std::vector<bool> l
   schedule_.num_devices = placement_.num_devices();
   schedule_.num_hosts = placement_.num_hosts();
   schedule_.states = placement_.states().all();
-  last_clock_.assign(idx(schedule_.num_places()) * kLanesOfPlace, kNoClock);
+  last_on_lane_.assign(idx(schedule_.num_places()) * kLanesOfPlace, kNone);
   for (i32 set = 0; set < placement_.balance_sets().size(); ++set) {
     routes_pending_.push_back(static_cast<i64>(placement_.balance_sets()[set].size()));
   }
@@ -123,12 +123,11 @@ void ScheduleBuilder::append(const Op& op, std::span<const DeviceId> devices) {
   deps_.clear();
   for (const DeviceId device : devices) {
     const LaneId lane = lane_of(op, device, queue);
-    visit_buffers(id, op, lane);
-    const std::size_t clock = begin_clock(lane);
+    const std::span<OpId> clock = begin_clock(lane);
+    visit_buffers(id, op, lane, clock.data());
     add_dependencies(device, clock);
-    clocks_[clock + idx(lane_at(lane))] = id;
+    clock[idx(number_of(lane))] = id;
     schedule_.lanes.push_back(lane);
-    clock_of_.push_back(clock);
   }
   std::sort(deps_.begin(), deps_.end());
   deps_.erase(std::unique(deps_.begin(), deps_.end()), deps_.end());
@@ -138,8 +137,8 @@ void ScheduleBuilder::append(const Op& op, std::span<const DeviceId> devices) {
   schedule_.ops.push_back(op);
 }
 
-/// Leaves in before_ what the op must wait for on this device.
-void ScheduleBuilder::visit_buffers(OpId id, const Op& op, LaneId lane) {
+/// Leaves in before_ what the op must wait for on this device, less what the clock of its lane implies.
+void ScheduleBuilder::visit_buffers(OpId id, const Op& op, LaneId lane, const OpId* clock) {
   const DeviceId device = device_of(lane);
   accesses_.clear();
   before_.clear();
@@ -147,38 +146,56 @@ void ScheduleBuilder::visit_buffers(OpId id, const Op& op, LaneId lane) {
   // All are looked up before the first is read: memory is waited for once.
   entries_.clear();
   for (const Access& access : accesses_) entries_.push_back(&scoreboard_.entry(access, device));
+  const i32 number = number_of(lane);
   for (std::size_t i = 0; i < accesses_.size(); ++i) {
     const Access& access = accesses_[i];
-    if (!scoreboard_.visit(*entries_[i], access, id, lane, before_) && faults_.size() < kMaxOverwrites) {
+    if (!scoreboard_.visit(*entries_[i], access, id, number, clock, before_) &&
+        faults_.size() < kMaxOverwrites) {
       faults_.push_back(fmt::format("{} on device {} reads {}, which no earlier op writes", to_string(op),
                                     device, to_string(access.key)));
     }
   }
 }
 
-/// A clock that starts as that of the lane's last op. Returns where it begins.
-std::size_t ScheduleBuilder::begin_clock(LaneId lane) {
-  const std::size_t begin = clocks_.size();
-  const std::size_t last = std::exchange(last_clock_[idx(lane)], begin);
-  clocks_.resize(begin + idx(device_of(lane) < schedule_.num_devices ? kNumQueues : kLanesOfPlace), -1);
-  if (last != kNoClock)
-    std::copy_n(clocks_.begin() + static_cast<std::ptrdiff_t>(last), clocks_.size() - begin,
-                clocks_.begin() + static_cast<std::ptrdiff_t>(begin));
-  return begin;
+/// Of a lane among those of its place.
+i32 ScheduleBuilder::number_of(LaneId lane) {
+  Numbers& numbers = device_of(lane) < schedule_.num_devices ? device_lanes_ : host_lanes_;
+  std::int16_t& number = numbers.of_lane[idx(lane_at(lane))];
+  if (number == 0) number = static_cast<std::int16_t>(++numbers.count);
+  return number - 1;
+}
+
+/// Of the next entry of schedule_.lanes: it starts as the clock of the lane's last op.
+std::span<OpId> ScheduleBuilder::begin_clock(LaneId lane) {
+  number_of(lane);
+  const i32 width = (device_of(lane) < schedule_.num_devices ? device_lanes_ : host_lanes_).count;
+  const std::size_t entry = clock_begin_.size(), begin = clocks_.size();
+  const std::size_t last = std::exchange(last_on_lane_[idx(lane)], entry);
+  clock_begin_.push_back(begin);
+  clocks_.resize(begin + idx(width), -1);
+  const std::span<OpId> clock = clock_of(entry);
+  if (last != kNone) std::ranges::copy(clock_of(last), clock.begin());
+  return clock;
+}
+
+std::span<OpId> ScheduleBuilder::clock_of(std::size_t entry) {
+  OpId* const begin = clocks_.data() + clock_begin_[entry];
+  OpId* const end =
+      clocks_.data() + (entry + 1 < clock_begin_.size() ? clock_begin_[entry + 1] : clocks_.size());
+  return {begin, end};
 }
 
 /// Keeps the dependencies that neither the lane nor a later dependency implies on this device. Later ops
 /// first: only they can imply earlier ones.
-void ScheduleBuilder::add_dependencies(DeviceId device, std::size_t clock) {
+void ScheduleBuilder::add_dependencies(DeviceId device, std::span<OpId> clock) {
   std::sort(before_.begin(), before_.end(), std::greater<>());
   before_.erase(std::unique(before_.begin(), before_.end()), before_.end());
   for (const OpId other : before_) {
     const std::size_t entry = entry_of(other, device);
-    if (other <= clocks_[clock + idx(lane_at(schedule_.lanes[entry]))]) continue;
+    if (other <= clock[idx(number_of(schedule_.lanes[entry]))]) continue;
     deps_.push_back(other);
-    const std::size_t implied = clock_of_[entry], width = clocks_.size() - clock;
-    for (std::size_t i = 0; i < width; ++i)
-      clocks_[clock + i] = std::max(clocks_[clock + i], clocks_[implied + i]);
+    const std::span<const OpId> implied = clock_of(entry);
+    for (std::size_t i = 0; i < implied.size(); ++i) clock[i] = std::max(clock[i], implied[i]);
   }
 }
 

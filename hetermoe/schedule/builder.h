@@ -19,19 +19,22 @@ class Scoreboard {
 
   /// The record of a buffer. The reference stays valid.
   Entry& entry(const Access& access, DeviceId device);
-  /// Appends to `before` the ops that must end before `op`, on that lane, may touch the buffer, and records
-  /// the access. Leaves out ops that are implied by a later op of their lane in `before`. Returns false when
-  /// the op reads a buffer that no op wrote. entry: that of the access.
-  bool visit(Entry& entry, const Access& access, OpId op, LaneId lane, std::vector<OpId>& before);
+  /// Appends to `before` the ops that must end before `op` may touch the buffer, and records the access.
+  /// Returns false when the op reads a buffer that no op wrote. entry: that of the access. lane: that of the
+  /// op, numbered among those of its place. known: [lane of the place] the last op that has surely ended;
+  /// these and those before them are left out.
+  bool visit(Entry& entry, const Access& access, OpId op, i32 lane, const OpId* known,
+             std::vector<OpId>& before);
   /// From here on accesses are those of the next step, which has buffers of its own but for those that span
   /// steps.
   void begin_next_step();
 
  private:
   struct Reader {
-    OpId op = -1;  // -1 = none
-    LaneId lane = -1;
-    i32 next = -1;  // in pool_
+    OpId op = -1;                      // -1 = none
+    i32 next = -1;                     // in pool_
+    std::int16_t lane = -1;            // among those of the place
+    std::int16_t lane_of_writer = -1;  // of the entry; in the head of a list alone, where it takes no room
   };
 
  public:
@@ -40,7 +43,10 @@ class Scoreboard {
     friend class Scoreboard;
     OpId writer() const { return taken() ? kTaken - code_ : code_; }
     bool taken() const { return code_ <= kTaken; }  // by the writer
-    void write(OpId op, bool takes) { code_ = takes ? kTaken - op : op; }
+    void write(OpId op, i32 lane, bool takes) {
+      code_ = takes ? kTaken - op : op;
+      reader = {.lane_of_writer = static_cast<std::int16_t>(lane)};
+    }
 
     static constexpr i32 kTaken = -2;
     i32 code_ = -1;  // the writer, -1 = none; of one that takes kTaken less it
@@ -48,7 +54,7 @@ class Scoreboard {
   };
 
  private:
-  void add_reader(Entry& entry, OpId op, LaneId lane);
+  void add_reader(Entry& entry, OpId op, i32 lane);
 
   // A device touches few of the layers and states of a large plan: entries come in pages of so many, on first
   // use.
@@ -104,9 +110,11 @@ class ScheduleBuilder {
   void compute_on_states(OpKind kind);
   void compute_on_homes(OpKind kind, i32 state);
   void transfer_sharded_states(OpKind kind);
-  void visit_buffers(OpId id, const Op& op, LaneId lane);
-  std::size_t begin_clock(LaneId lane);
-  void add_dependencies(DeviceId device, std::size_t clock);
+  void visit_buffers(OpId id, const Op& op, LaneId lane, const OpId* clock);
+  i32 number_of(LaneId lane);
+  std::span<OpId> begin_clock(LaneId lane);
+  void add_dependencies(DeviceId device, std::span<OpId> clock);
+  std::span<OpId> clock_of(std::size_t entry);
   std::size_t entry_of(OpId op, DeviceId device) const;
 
   const Placement& placement_;
@@ -116,13 +124,20 @@ class ScheduleBuilder {
   Residency residency_;
   bool lists_visits_ = false;
   std::vector<Op> visits_;  // scratch of compute() and state_done()
-  // A clock: of each lane of a place, the last op known to have ended when an op has.
-  std::vector<OpId> clocks_;             // one after another
-  std::vector<std::size_t> clock_of_;    // [entry of schedule_.lanes] where it begins in clocks_
-  std::vector<std::size_t> last_clock_;  // [lane] that of its last op
-  std::vector<i32> groups_pending_;      // [state] groups that may still add to its gradient
-  std::vector<i32> lagging_;             // states that are complete and updated a step late
-  std::vector<i64> routes_pending_;      // [balance set] microbatches whose last router is not appended
+  // Lanes of a place are numbered as they come up, devices and hosts apart: of a step's queues most have few.
+  struct Numbers {
+    std::array<std::int16_t, kLanesOfPlace> of_lane = {};  // + 1, 0 = none yet
+    i32 count = 0;
+  };
+  Numbers device_lanes_, host_lanes_;
+  // A clock: of each lane of a place, the last op known to have ended when an op has. Lanes that came up
+  // later had none.
+  std::vector<OpId> clocks_;               // one after another
+  std::vector<std::size_t> clock_begin_;   // [entry of schedule_.lanes] where it begins in clocks_
+  std::vector<std::size_t> last_on_lane_;  // [lane] the entry of its last op
+  std::vector<i32> groups_pending_;        // [state] groups that may still add to its gradient
+  std::vector<i32> lagging_;               // states that are complete and updated a step late
+  std::vector<i64> routes_pending_;        // [balance set] microbatches whose last router is not appended
   std::vector<std::string> faults_;
   std::vector<Access> accesses_;             // of the op being appended, on one device
   std::vector<Scoreboard::Entry*> entries_;  // of these

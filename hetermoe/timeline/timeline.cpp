@@ -196,9 +196,12 @@ Json event_of(const TimelineOp& op, const Span& span, int thread) {
 }  // namespace
 
 void sort_spans(Timeline& timeline) {
+  std::vector<int> ranks;  // [op]; made once, as spans are compared many times
+  for (const TimelineOp& op : timeline.ops) ranks.push_back(queue_rank(op.queue));
   const auto key = [&](const Span& span) {
-    const std::string& queue = op_of(timeline, span).queue;
-    return std::tuple(span.device, queue_rank(queue), std::string_view(queue), span.start, span.end, span.op);
+    const auto op = static_cast<std::size_t>(span.op);
+    return std::tuple(span.device, ranks[op], std::string_view(timeline.ops[op].queue), span.start, span.end,
+                      span.op);
   };
   std::sort(timeline.spans.begin(), timeline.spans.end(),
             [&](const Span& a, const Span& b) { return key(a) < key(b); });

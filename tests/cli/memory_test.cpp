@@ -70,5 +70,26 @@ TEST(Memory, OfCheckpointsBesideTheTrainingIsOneCopy) {
   EXPECT_LT(beside, without + 1.5 * copy);
 }
 
+/// Clusters of sequences are made step by step: of a trace that is longer nothing more stays but what each
+/// sequence used.
+TEST(Memory, OfClusteringIsAPartOfTheTrace) {
+  if (!testing::every_case()) GTEST_SKIP() << "makes a trace of 50 MB: ./dev check-all";
+  const WorkFolder folder;
+  const auto trace = [&](const char* steps) {
+    const std::string path = folder / fmt::format("{}.routes", steps);
+    EXPECT_EQ(run_hetermoe({"routing", "make", "--model", "olmoe-1b-7b", "--seq", "1024", "--sequences", "8",
+                            "--steps", steps, "-o", path})
+                  .code,
+              0);
+    return path;
+  };
+  const std::string shorter = trace("4"), longer = trace("24");
+  const auto peak = [](const std::string& path) { return peak_of({"routing", "cluster", path}); };
+  const auto size = [](const std::string& path) { return static_cast<Bytes>(fs::file_size(path)); };
+  const Bytes more = size(longer) - size(shorter), grown = peak(longer) - peak(shorter);
+  RecordProperty("percent_of_the_trace", static_cast<int>(100 * grown / more));
+  EXPECT_LT(grown, 0.25 * more);
+}
+
 }  // namespace
 }  // namespace hetermoe

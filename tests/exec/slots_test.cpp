@@ -31,7 +31,7 @@ TEST(Slots, NameEveryBufferThatHoldsSomethingInTheSlotOfItsKey) {
       EXPECT_EQ(found, named.end()) << row.name << " is said to hold nothing";
     } else {
       ASSERT_NE(found, named.end()) << row.name << " has no slot";
-      EXPECT_EQ(found->second, std::set<KeyShape>{row.key}) << row.name;
+      EXPECT_EQ(found->second, std::set<KeyShape>{shape_of(row.buffer)}) << row.name;
     }
   }
 }
