@@ -1,6 +1,6 @@
 // What the engine costs beyond the numerics: CPU time of a step of zebra on two emulated devices under the
 // virtual clock, against one device that does the same work. The plans' steps alternate in one run; CPU time,
-// not wall time, which other processes hardly disturb. Usage: engine_bench [repetitions = 9]
+// not wall time, which other processes hardly disturb. Usage: engine_bench [repetitions = 9] [model]
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
@@ -113,5 +113,5 @@ int main(int argc, char** argv) {
       "included\n");
   for (const hetermoe::Work& work : {hetermoe::Work{"tiny", 8, 4, 8}, hetermoe::Work{"tiny", 8, 64, 4},
                                      hetermoe::Work{"demo", 8, 256, 4}, hetermoe::Work{"s", 8, 256, 4}})
-    hetermoe::compare(work, repetitions);
+    if (argc < 3 || std::string(argv[2]) == work.model) hetermoe::compare(work, repetitions);
 }
