@@ -271,19 +271,25 @@ void print_next(const PlanArguments& options, const PlanRequest& request, const 
 using Ways = std::optional<std::vector<std::string>>;
 constexpr std::size_t kLineWidth = 120;
 
-/// What is short, what would help, and the ways out that were found, one a line.
+/// What is short, what would help, and the ways out that were found.
 std::vector<std::string> why_none_fits(const PlanResult& result, const Ways& ways) {
-  std::vector<std::string> texts = {result.infeasible + ".", result.advice + "."};
-  if (ways && ways->empty())
-    texts.emplace_back(
-        "None of these alone makes room: 4 TiB of main memory a node, smaller states, adapters, shorter "
-        "sequences "
-        "(512 tokens at least), 8 times as many devices.");
-  if (ways && !ways->empty()) texts.emplace_back("Each of these alone makes room:");
-  for (const std::string& way : ways.value_or(std::vector<std::string>())) texts.push_back("  " + way);
   std::vector<std::string> lines;
-  for (const std::string& text : texts)
+  const auto add = [&](const std::string& text) {
     for (std::string& line : wrap_words(text, kLineWidth)) lines.push_back(std::move(line));
+  };
+  add(result.infeasible + ".");
+  add(result.advice + ".");
+  if (!ways) return lines;
+  if (ways->empty())
+    add("None of these alone makes room: 4 TiB of main memory a node, smaller states, adapters, shorter "
+        "sequences (512 tokens at least), 8 times as many devices.");
+  else
+    add("Each of these alone makes room:");
+  for (const std::string& way : *ways) {
+    std::string indent = "  ";
+    for (const std::string& line : wrap_words(way, kLineWidth - 4))
+      lines.push_back(std::exchange(indent, "    ") + line);
+  }
   return lines;
 }
 
