@@ -358,11 +358,18 @@ int exit_code_of(const std::exception& error) {
   return wrong ? 2 : 1;
 }
 
-void check_step_size(i64 sequences, i64 tokens) {
+void check_step_size(i64 sequences, i64 tokens, i64 seq_len) {
   if (sequences > 0 && tokens > 0)
     fail<ConfigError>("--tokens",
                       "got {} with --sequences {}: both say how large a step is, give one of them", tokens,
                       sequences);
+  constexpr i64 kMost = 1'000'000;  // of train.sequences
+  const i64 all = sequences > 0 ? sequences : tokens / seq_len;
+  if (all > kMost)
+    fail<ConfigError>(sequences > 0 ? "--sequences" : "--tokens",
+                      "got {} sequences of {} tokens in a step, expected at most {}, which is what a job can "
+                      "have (train.sequences): give fewer",
+                      all, seq_len, kMost);
 }
 
 void add_wire_options(Flags& flags, const std::string& when, std::string& wire, std::string& wire_reduce) {

@@ -62,8 +62,8 @@ int code_of_end(const std::vector<StrategyRun>& runs, i64 steps, const std::stri
 /// Result for machines on stdout.
 void print_json(const Json& json);
 
-/// Not more than one of them says how large a step is. Throws ConfigError.
-void check_step_size(i64 sequences, i64 tokens);
+/// At most one of them says how large a step of such sequences is, and a job can have it. Throws ConfigError.
+void check_step_size(i64 sequences, i64 tokens, i64 seq_len);
 /// --wire and --wire-reduce. when: what their help begins with.
 void add_wire_options(Flags& flags, const std::string& when, std::string& wire, std::string& wire_reduce);
 /// Value of --dtype. Throws ConfigError.

@@ -171,7 +171,8 @@ void check_wire_reduce(const CompareOptions& options) {
 }
 
 int compare_predicted(const CompareArguments& options, const Job& job) {
-  check_step_size(options.sequences, options.tokens);
+  const std::vector<i64>& lengths = options.seq_lens;
+  check_step_size(options.sequences, options.tokens, *std::min_element(lengths.begin(), lengths.end()));
   CompareOptions fixed;
   if (!options.strategies.empty()) fixed.strategies = options.strategies;
   fixed.asym_ea = !options.no_asym_ea;

@@ -5,6 +5,7 @@
 #include <iostream>
 #include <memory>
 #include <set>
+#include <utility>
 
 #include "hetermoe/base/error.h"
 #include "hetermoe/base/index.h"
@@ -38,7 +39,7 @@ struct PlanArguments {
 };
 
 PlanRequest make_request(const PlanArguments& options) {
-  check_step_size(options.sequences, options.tokens);
+  check_step_size(options.sequences, options.tokens, options.seq_len);
   if (options.model.empty())
     fail<ConfigError>("--model", "is missing.{}", known_names_hint("", known_models()));
   if (options.cluster.empty())

@@ -14,7 +14,7 @@
 namespace hetermoe {
 namespace {
 
-/// Ops with equal keys cost the same: of what can be alike, the key names the first.
+/// Ops with equal keys cost the same. Layers and microbatches that are alike have the number of the first.
 using CostKey = std::array<u64, 4>;
 struct CostKeyHash {
   std::size_t operator()(const CostKey& key) const {

@@ -71,12 +71,12 @@ class AccessList {
         return BufferKey::of_chunk(buffer, layer, op.microbatch, op.chunk);
       case KeyShape::kOfState:
         return BufferKey::of_state(buffer, op.state);
-      default:  // it follows from no op alone: refused
+      default:  // refused: no op alone says which of these it touches
         return BufferKey::of_step(buffer);
     }
   }
-  /// Takes the numbers of a key in registers, and is one function for that: a key that is copied from memory
-  /// just written stalls the processor, which took a tenth of the time of building a schedule.
+  /// Takes a key as numbers in registers. Inlined it would copy the key from memory that was just written,
+  /// which stalls the processor: a tenth of the time of building a schedule.
   [[gnu::noinline]] void append(Buffer buffer, i32 first, i32 microbatch, i32 last, Mode mode);
 
   std::vector<Access>& out_;

@@ -1,6 +1,7 @@
 #pragma once
 #include <array>
 #include <compare>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -32,24 +33,23 @@ enum class KeyShape : std::uint8_t {
 namespace buffer_list {
 constexpr std::array<KeyShape, kNumBuffers> key_shapes() {
   std::array<KeyShape, kNumBuffers> all{};
-  std::size_t next = 0;
-  const auto add = [&](KeyShape shape, i32 buffers) {
-    while (buffers-- > 0) all[next++] = shape;
+  const auto set = [&](KeyShape shape, std::initializer_list<Buffer> buffers) {
+    for (const Buffer buffer : buffers) all[static_cast<std::size_t>(buffer)] = shape;
   };
-#define HM_ONE(...) +1
-  add(KeyShape::kOfStep, HM_BUFFERS_OF_STEP(HM_ONE));
-  add(KeyShape::kOfMicrobatch, HM_BUFFERS_OF_MICROBATCH(HM_ONE));
-  add(KeyShape::kOfLayer, HM_BUFFERS_OF_LAYER(HM_ONE));
-  add(KeyShape::kOfChunk, HM_BUFFERS_OF_CHUNK(HM_ONE));
-  add(KeyShape::kOfPiece, HM_BUFFERS_OF_PIECE(HM_ONE));
-  add(KeyShape::kOfState, HM_BUFFERS_OF_STATE(HM_ONE));
-  add(KeyShape::kOfSlot, HM_BUFFERS_OF_SLOT(HM_ONE));
-  add(KeyShape::kOfTurn, HM_BUFFERS_OF_TURN(HM_ONE));
+#define HM_ONE(buffer, ...) Buffer::buffer,
+  set(KeyShape::kOfStep, {HM_BUFFERS_OF_STEP(HM_ONE)});
+  set(KeyShape::kOfMicrobatch, {HM_BUFFERS_OF_MICROBATCH(HM_ONE)});
+  set(KeyShape::kOfLayer, {HM_BUFFERS_OF_LAYER(HM_ONE)});
+  set(KeyShape::kOfChunk, {HM_BUFFERS_OF_CHUNK(HM_ONE)});
+  set(KeyShape::kOfPiece, {HM_BUFFERS_OF_PIECE(HM_ONE)});
+  set(KeyShape::kOfState, {HM_BUFFERS_OF_STATE(HM_ONE)});
+  set(KeyShape::kOfSlot, {HM_BUFFERS_OF_SLOT(HM_ONE)});
+  set(KeyShape::kOfTurn, {HM_BUFFERS_OF_TURN(HM_ONE)});
 #undef HM_ONE
   return all;
 }
 }  // namespace buffer_list
-/// Builders ask for it with every access: known at compile time, it costs nothing.
+/// Constants of the compiler: building a schedule asks for a shape with every access.
 inline constexpr std::array<KeyShape, kNumBuffers> kKeyShapes = buffer_list::key_shapes();
 constexpr KeyShape shape_of(Buffer buffer) { return kKeyShapes[static_cast<std::size_t>(buffer)]; }
 

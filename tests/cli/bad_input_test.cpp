@@ -130,6 +130,21 @@ TEST_F(BadInput, OutOfRange) {
   expect_job_refused("train: {learning_rate: 1e999}", {"job.yaml:1]", "1e999"});
 }
 
+TEST_F(BadInput, MoreSequencesThanAJobCanHave) {
+  const std::string limit = "expected at most 1000000, which is what a job can have (train.sequences)";
+  for (const std::string command : {"plan", "compare"}) {
+    for (const std::vector<std::string>& words :
+         {std::vector<std::string>{"--sequences", "10000000"}, {"--tokens", "50000000000"}}) {
+      std::vector<std::string> all = {command, "--model", "d1", "--cluster", "o1", "--seq", "4096"};
+      all.insert(all.end(), words.begin(), words.end());
+      const ProgramResult result = run_hetermoe(all);
+      EXPECT_EQ(result.code, 2) << command;
+      EXPECT_TRUE(result.err.starts_with("[" + words[0] + "] got 1")) << result.err;
+      EXPECT_TRUE(contains(result.err, limit)) << result.err;
+    }
+  }
+}
+
 TEST_F(BadInput, ImpossibleShape) {
   expect_job_refused("model: tiny\ntrain: {sequences: 2, microbatches: 3}",
                      {"[train.microbatches] got 3, expected at most train.sequences (2)"});
