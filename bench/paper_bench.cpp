@@ -66,7 +66,7 @@ void add_other_pairs(Document& document) {
         const bool first = result.strategy == "zebra";
         row.push_back(!result.infeasible.empty() ? "does not fit"
                       : first                    ? fmt::format("{:.1f}", result.tokens_per_s / 1e3)
-                                                 : fmt::format("{:.2f}", result.ratio));
+                                                 : fmt::format("{:.2f}", 1 / result.speed_over_first));
         if (first) row.push_back(fmt::format("{}", fmt::join(result.experts_moved, " ")));
       }
       rows.push_back(std::move(row));

@@ -106,12 +106,13 @@ void print_rows(const std::vector<CompareRow>& rows, const Cluster& cluster) {
       table.add_row(cells);
       continue;
     }
-    cells.insert(cells.end(),
-                 {format_digits(row.tokens_per_s, 4), row.ratio > 0 ? format_factor(1 / row.ratio) : "-",
-                  format_seconds(row.step_s), format_percent(row.utilization_attention),
-                  format_percent(row.utilization_expert), moved_by_layer(row.experts_moved),
-                  std::to_string(row.microbatches), std::to_string(row.chunks),
-                  format_bytes(*std::max_element(row.memory_bytes.begin(), row.memory_bytes.end()))});
+    cells.insert(
+        cells.end(),
+        {format_digits(row.tokens_per_s, 4),
+         row.speed_over_first > 0 ? format_factor(row.speed_over_first) : "-", format_seconds(row.step_s),
+         format_percent(row.utilization_attention), format_percent(row.utilization_expert),
+         moved_by_layer(row.experts_moved), std::to_string(row.microbatches), std::to_string(row.chunks),
+         format_bytes(*std::max_element(row.memory_bytes.begin(), row.memory_bytes.end()))});
     const std::optional<double> tokens = row.cost.tokens_per_unit();
     if (priced) cells.push_back(tokens ? format_count(*tokens) : "-");
     cells.push_back(note_of(row));

@@ -50,7 +50,13 @@ void print_table() {
   std::cout << table.str() << "\nin a job file: train: {steps: 20}   as an option: --train.steps 20\n";
 }
 
-void print_strategies() {
+void print_strategies(bool json) {
+  if (json) {
+    Json rows = Json::array();
+    for (const Strategy& strategy : strategies())
+      rows.push_back({{"strategy", strategy.name}, {"meaning", strategy.summary}});
+    return print_json(rows);
+  }
   Table table({"strategy", "who does what"});
   for (const Strategy& strategy : strategies()) table.add_row({strategy.name, strategy.summary});
   std::cout << table.str();
@@ -72,7 +78,7 @@ int options_command(const OptionsArguments& options, const Overrides& overrides)
     const Job job = options.job.empty() ? job_from_overrides(overrides) : load_job(options.job, overrides);
     print_json(to_json(job));
   } else if (options.strategies) {
-    print_strategies();
+    print_strategies(options.json);
   } else if (options.markdown) {
     std::cout << markdown();
   } else if (options.json) {

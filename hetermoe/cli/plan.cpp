@@ -76,6 +76,7 @@ PlanRequest make_request(const PlanArguments& options) {
   if (!even) request.routing = {.load = routing_load_of(options.routing, request.model)};
   if (options.routing_margin > 0) request.routing.margin = options.routing_margin;
   request.limits.idle = options.idle;
+  request.limits.weigh_newer = true;
   for (const DeviceId device : options.idle) {
     if (device < 0 || device >= request.cluster.num_devices()) {
       fail<ConfigError>("--idle", "device {} does not exist: cluster {} has devices 0 to {}", device,
@@ -152,11 +153,12 @@ std::string trained_text(const Trained& trained) {
 }
 
 /// What the figures of memory are.
-std::string memory_text(const PlanResult& result) {
+std::string memory_text(const PlanResult& result, const ModelConfig& model) {
   const std::string what = result.best().extrapolated
                                ? "by an estimate: the plan is too large to simulate whole"
                                : "the peak of the simulated step";
   const double margin = result.routing_margin;
+  if (model.num_moe_layers() == 0) return fmt::format("Memory is {}.", what);
   return fmt::format(
       "Memory is {}, {}.", what,
       margin > 1
@@ -190,7 +192,7 @@ void print_plan(const PlanRequest& request, const PlanResult& result, const std:
     std::cout << borrowed << ".\n";
   std::cout << "\n";
   for (const std::string& line : result.explanation) std::cout << line << "\n";
-  std::cout << memory_text(result) << "\n";
+  std::cout << memory_text(result, request.model) << "\n";
   std::cout << longest_wait_text(group_use(result.best().timeline)) << "\n";
   if (const std::string hiding = hiding_text(request); !hiding.empty()) std::cout << hiding << "\n";
   std::cout << "\n";

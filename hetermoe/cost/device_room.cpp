@@ -15,11 +15,12 @@ std::string memory_text(Bytes bytes) {
                       : fmt::format("{:.1f} GiB", bytes / kGiB);
 }
 
-std::string room_text(const DeviceType& type, Bytes usable) {
+std::string room_text(const DeviceType& type, Bytes usable, Bytes kept_free) {
   const std::string all =
       type.memory_gib < 2 ? memory_text(type.memory_bytes()) : fmt::format("{:.0f} GiB", type.memory_gib);
   return usable > 0 ? fmt::format("({}, {} usable)", all, memory_text(usable))
-                    : fmt::format("({}, none usable: {} are reserved)", all, memory_text(kReservedMemory));
+                    : fmt::format("({}, none usable: {} are reserved)", all,
+                                  memory_text(kReservedMemory + kept_free));
 }
 
 std::string overfilled_device(const std::vector<Bytes>& memory, const Cluster& cluster) {

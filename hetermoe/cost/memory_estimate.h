@@ -84,8 +84,8 @@ inline constexpr double kUsableMemory = 0.97;
 Bytes usable_memory(const DeviceType& type);
 /// "42.7 GiB"; below 1 GiB "6.14 MiB", because 0.0 GiB would say nothing.
 std::string memory_text(Bytes bytes);
-/// "(45 GiB, 42.7 GiB usable)", or why none of it is.
-std::string room_text(const DeviceType& type, Bytes usable);
+/// "(45 GiB, 42.7 GiB usable)", or why none of it is. kept_free: beside kReservedMemory.
+std::string room_text(const DeviceType& type, Bytes usable, Bytes kept_free = 0);
 
 /// The device that a plan overfills most: "device V100#6 (16 GiB, 14.5 GiB usable) needs 18.2 GiB"; empty =
 /// the plan fits.

@@ -27,7 +27,8 @@ struct PlanLimits {
   bool offload = true;                ///< hosts may be used where no plan fits without
   HostUse host_use = HostUse::kNone;  ///< what every plan keeps on hosts; chosen by find_plan()
   std::vector<DeviceId> idle;         ///< devices that must stay out, as if the cluster had none of them
-  Bytes memory_reserve = 0;           ///< per device, kept free of what usable_memory() allows
+  bool weigh_newer = false;  ///< the newer devices are planned alone first: what do the others bring?
+  Bytes memory_reserve = 0;  ///< per device, kept free of what usable_memory() allows
   /// Work of all simulations together, in op-device visits (about 4 million per second on one core). Counted,
   /// not timed, so that equal requests give equal plans on every machine. 0 = chosen by the size of the
   /// cluster.
@@ -51,6 +52,8 @@ struct PlanRequest {
   Trained trained = {};
   AssumedRouting routing = {.margin = kRoutingMargin};
   bool links_assumed = false;  ///< the cluster file does not state links: see assumed_links()
+  std::vector<Plan> known;     ///< plans that are judged beside those that the search makes
+  std::string newer_unfit;     ///< PlanResult::newer_unfit, by PlanLimits::weigh_newer
 };
 /// Predicts steps as the request has them.
 inline Predictor predictor_of(const PlanRequest& request) {
@@ -125,6 +128,7 @@ struct PlanResult {
   std::string infeasible;           ///< why no plan exists; empty = tried[0] is one
   std::string advice;               ///< what would help, where no plan exists
   std::string others_lack;          ///< why no plan with any but the newest type has room; empty = some have
+  std::string newer_unfit;          ///< the newer devices, where no plan on them alone has room: "8 H100"
   std::vector<std::string> bounds;  ///< of the search that kept it from looking further, in words
   std::vector<std::string> explanation;
   std::optional<GoodSequences> good_sequences;  ///< at least 2 % better; none = none is known

@@ -31,14 +31,19 @@ void check_cluster(const Cluster& cluster) {
 
 }  // namespace
 
+void check_positions(const ModelConfig& model, i64 seq_len) {
+  if (model.max_positions <= 0 || seq_len <= model.max_positions) return;
+  fail<ConfigError>("--seq",
+                    "got {}, expected at most the {} positions of model {}: give shorter sequences, or raise "
+                    "max_position_embeddings in a copy of its config.json",
+                    seq_len, model.max_positions, model.name);
+}
+
 PlanRequest checked(PlanRequest request) {
   check_cluster(request.cluster);
   if (request.model.num_layers < 1) fail<ConfigError>("plan", "model {} has no layers", request.model.name);
   if (request.seq_len < 1) fail<ConfigError>("plan", "seq_len: got {}, expected >= 1", request.seq_len);
-  if (request.model.max_positions > 0 && request.seq_len > request.model.max_positions) {
-    fail<ConfigError>("plan", "seq_len: got {}, expected at most the {} positions of model {}",
-                      request.seq_len, request.model.max_positions, request.model.name);
-  }
+  check_positions(request.model, request.seq_len);
   if (request.sequences == 0) request.sequences = request.tokens / request.seq_len;
   if (request.sequences < 1) {
     fail<ConfigError>(

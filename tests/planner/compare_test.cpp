@@ -131,11 +131,11 @@ TEST_F(CompareTest, GradientsOf16BitsTakeLessRoom) {
   EXPECT_LT(narrow.step_s, wide.step_s);
 }
 
-TEST_F(CompareTest, RatioIsTheFirstStrategyOverTheRow) {
+TEST_F(CompareTest, SpeedIsThatOfTheRowOverTheFirstStrategys) {
   options_.strategies = {"zebra", "ep"};
   const std::vector<CompareRow> rows = compare({8192, 16384});
-  EXPECT_EQ(rows[2].ratio, 1);
-  EXPECT_DOUBLE_EQ(rows[3].ratio, rows[2].tokens_per_s / rows[3].tokens_per_s);
+  EXPECT_EQ(rows[2].speed_over_first, 1);
+  EXPECT_DOUBLE_EQ(rows[3].speed_over_first, rows[3].tokens_per_s / rows[2].tokens_per_s);
 }
 
 TEST_F(CompareTest, EpThatOverfillsWithItsSmallestMicrobatchIsMarked) {
@@ -278,7 +278,8 @@ TEST_F(CompareTest, SequenceThatFitsNowhereIsInfeasibleWithTheReason) {
   EXPECT_NE(row.infeasible.find("V100"), std::string::npos);
   const Json json = to_json(std::vector<CompareRow>{row})["rows"][0];
   EXPECT_TRUE(json.contains("infeasible"));
-  for (const char* key : {"tokens_per_s", "ratio", "step_s"}) EXPECT_TRUE(json.at(key).is_null()) << key;
+  for (const char* key : {"tokens_per_s", "speed_over_first", "step_s"})
+    EXPECT_TRUE(json.at(key).is_null()) << key;
 }
 
 /// Readers find every key; what it would be if it fitted stands apart.

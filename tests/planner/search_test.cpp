@@ -48,6 +48,39 @@ TEST(Search, LargerBatchesAreNoSlower) {
   }
 }
 
+/// What older devices bring is told against the plan that is found without them.
+TEST(Search, TheNewerDevicesAloneAreSearchedAsACluster) {
+  for (const std::string& name : {std::string("o1"), std::string("h100-v100")}) {
+    PlanRequest request = request_of(load_cluster(name), 96);
+    if (name == "o1") request.model = load_model("d2");
+    request.limits.weigh_newer = true;
+    const PlanResult all = find_plan(request);
+    const i32 newest = request.cluster.devices[0].type;
+    for (DeviceId d = 0; d < request.cluster.num_devices(); ++d)
+      if (request.cluster.devices[static_cast<std::size_t>(d)].type != newest)
+        request.limits.idle.push_back(d);
+    const PlanResult newer = find_plan(request);
+    ASSERT_TRUE(all.feasible());
+    const auto told = std::ranges::find_if(all.tried, [](const Candidate& c) { return c.newer_only; });
+    EXPECT_EQ(told != all.tried.end(), newer.feasible()) << name;
+    EXPECT_EQ(all.newer_unfit.empty(), newer.feasible()) << name;
+    if (told == all.tried.end() || !newer.feasible()) continue;
+    EXPECT_LE(told->prediction.step, 1.001 * newer.best().prediction.step) << name;
+  }
+}
+
+/// Plans of a few sequences more, which are tried with these taken out, keep the bound of the request.
+TEST(Search, ABoundOnMicrobatchesHolds) {
+  PlanRequest request = request_of(load_cluster("o1"), 258);
+  request.model = load_model("d1");
+  request.limits.max_microbatches = 1;
+  const PlanResult result = find_plan(request);
+  ASSERT_TRUE(result.feasible());
+  for (const Candidate& candidate : result.tried)
+    for (const Group& group : candidate.plan.groups)
+      EXPECT_EQ(group.microbatches.size(), 1U) << candidate.name;
+}
+
 TEST(Search, OnlyABoundThatTheUserSetsBindsOnMicrobatchesAndSaysSo) {
   PlanRequest request = request_of(load_cluster("h100-v100"), 512);
   EXPECT_FALSE(mentions(find_plan(request).bounds, "microbatches"));

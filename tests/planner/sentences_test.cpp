@@ -136,6 +136,9 @@ void expect_true_sentences(const PlanResult& r, u64 seed) {
   EXPECT_EQ(says(r, "No plan of all devices was simulated"), !uses_all(best) && !tried(r, uses_all));
   EXPECT_EQ(says(r, "times the speed of the newer devices alone"),
             !best.newer_only && tried(r, [](const Candidate& c) { return c.newer_only; }));
+  const bool newer_fit = tried(r, [](const Candidate& c) { return c.newer_only; });
+  EXPECT_EQ(says(r, "have no plan that fits"), !r.newer_unfit.empty());
+  EXPECT_FALSE(newer_fit && !r.newer_unfit.empty());
   EXPECT_EQ(says(r, "Bound of the search"), !r.bounds.empty());
   EXPECT_FALSE(says(r, "No plan fits"));
   EXPECT_EQ(says(r, "A token goes once to each node"), !best.plan.row_nodes.empty());
@@ -256,6 +259,7 @@ TEST(Sentences, ArePrintedExactlyWhenTheyAreTrueOverRandomRequests) {
   for (u64 seed = 1; seed <= static_cast<u64>(requests); ++seed) {
     PlanRequest request = testing::random_request(seed, {});
     request.limits.simulation_budget = kBudget;
+    request.limits.weigh_newer = seed % 2 == 0;
     const PlanResult result = find_plan(request);
     expect_different_names(result);
     for (const Sentence& sentence : sentences()) {

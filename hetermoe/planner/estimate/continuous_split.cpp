@@ -213,8 +213,10 @@ std::string to_string(const Rates& rates, const Shortage& shortage) {
         " {} {}", shortage.attention ? "with" : "for",
         counted(static_cast<i64>(std::ceil(shortage.experts)), "expert") + " (all layers together)");
   }
-  return fmt::format("device {} {} needs {}{}", rates.request().cluster.device_name(cls.devices.front()),
-                     room_text(type, rates.usable_memory(shortage.cls)), memory_text(shortage.need), cause);
+  return fmt::format(
+      "device {} {} needs {}{}", rates.request().cluster.device_name(cls.devices.front()),
+      room_text(type, rates.usable_memory(shortage.cls), rates.request().limits.memory_reserve),
+      memory_text(shortage.need), cause);
 }
 
 std::vector<Part> split_work(const Rates& rates, const Sketch& sketch, const SketchGroup& group,

@@ -79,7 +79,8 @@ std::optional<i64> Evaluator::known(u64 key, const Plan& plan, const std::vector
   const auto seen = seen_.find(key);
   if (seen != seen_.end()) return seen->second;
   // Where layers differ in what is trained of them, rates are means and bound nothing.
-  const bool bounds = current_ >= 0 && rates_.trained().even() && request_.routing.load == nullptr;
+  const bool bounds =
+      !reports_ && current_ >= 0 && rates_.trained().even() && request_.routing.load == nullptr;
   if (bounds && lane_bound(rates_, plan) >= step_of(current_)) return -1;
   seen_[key] = -1;
   budget_ -= num_entries(plan) / kEntriesPerVisit;
@@ -116,6 +117,16 @@ i64 Evaluator::evaluate_settled(Plan plan) {
   EvaluatedPlan next;
   next.candidate.plan = std::move(plan);
   return simulate_whole(key, next);  // layers differ
+}
+
+i64 Evaluator::evaluate_known(const Plan& plan) {
+  const bool before = unlimited_;
+  forget_budget();
+  reports_ = true;
+  const i64 index = evaluate_settled(plan);
+  reports_ = false;
+  unlimited_ = before;
+  return index;
 }
 
 i64 Evaluator::evaluate(const Sketch& sketch, double squeeze) {
@@ -201,9 +212,9 @@ std::string Evaluator::overfill(std::vector<Bytes> memory, double scale) const {
 }
 
 bool Evaluator::fits(const std::vector<Bytes>& memory, double scale) {
-  const std::string over = overfill(memory, scale);
-  if (!over.empty()) last_overfill_ = over;
-  return over.empty();
+  const bool fits = overfill(memory, scale).empty();
+  if (!fits) last_overfill_ = overfill(memory, 1);
+  return fits;
 }
 
 bool Evaluator::fits_hosts(const Plan& plan) {
@@ -221,7 +232,8 @@ i64 Evaluator::add(EvaluatedPlan plan) {
   plans_.push_back(std::move(plan));
   const i64 index = static_cast<i64>(plans_.size()) - 1;
   const i64 work = work_to_judge(index);
-  if (leads(index) && (unlimited_ || work <= std::min(budget_to_judge_, whole_budget_ / kDearest))) {
+  if ((leads(index) || reports_) &&
+      (unlimited_ || work <= std::min(budget_to_judge_, whole_budget_ / kDearest))) {
     judge(index);
     budget_to_judge_ -= work;
   }

@@ -45,6 +45,8 @@ class Evaluator {
   i64 evaluate_at_any_cost(Plan plan);
   /// Evaluates a plan that has its own settings, layer by layer, of divided parts and parts on hosts.
   i64 evaluate_settled(Plan plan);
+  /// The same without a limit of the budget, and judged even where it cannot be faster than the best one.
+  i64 evaluate_known(const Plan& plan);
   /// Memory alone, of devices.
   bool has_room(const Plan& plan) const { return overfill(plan).empty(); }
   /// Estimates of memory are a little lower than the check: a second try leaves experts less room.
@@ -138,6 +140,7 @@ class Evaluator {
   std::deque<EvaluatedPlan> plans_;  // references to them stay valid
   std::map<u64, i64> seen_;          // key of a plan -> its index, -1 = rejected
   std::map<i64, std::string> overfills_;
+  bool reports_ = false;  ///< a plan is judged whether or not it can win
   bool unlimited_ = false, too_dear_ = false;
   bool narrow_ = false;  ///< the estimate of the plan at hand is a little too large
   i64 current_ = -1, best_ = -1;

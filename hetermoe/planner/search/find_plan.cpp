@@ -9,6 +9,7 @@
 #include "hetermoe/planner/request_check.h"
 #include "hetermoe/planner/search/cluster_part.h"
 #include "hetermoe/planner/search/search.h"
+#include "hetermoe/planner/strategies/strategies.h"
 
 namespace hetermoe {
 namespace {
@@ -225,13 +226,35 @@ std::optional<Plan> find_any_plan(const PlanRequest& request) {
 
 namespace {
 
+PlanResult plan_without_idle(PlanRequest settled);
+
+/// What older devices bring is told against the plan that is found without them.
+PlanResult plan_weighing_newer(PlanRequest settled) {
+  const Cluster& cluster = settled.cluster;
+  const i32 newest = cluster.devices[idx(default_roles(cluster).attention.at(0))].type;
+  PlanRequest newer = settled;
+  for (DeviceId d = 0; d < cluster.num_devices(); ++d)
+    if (cluster.devices[idx(d)].type != newest) newer.limits.idle.push_back(d);
+  if (newer.limits.idle.empty()) return plan_with_margin(std::move(settled));
+  const PlanResult alone = plan_without_idle(newer);
+  if (alone.feasible())
+    settled.known.push_back(alone.best().plan);
+  else
+    settled.newer_unfit = fmt::format("{} {}", cluster.devices.size() - newer.limits.idle.size(),
+                                      cluster.types[idx(newest)].name);
+  return plan_with_margin(std::move(settled));
+}
+
 PlanResult plan_without_idle(PlanRequest settled) {
   const std::vector<DeviceId> idle = std::exchange(settled.limits.idle, {});
-  if (idle.empty()) return plan_with_margin(settled);
+  if (idle.empty()) {
+    const bool weighs = std::exchange(settled.limits.weigh_newer, false);
+    return weighs ? plan_weighing_newer(std::move(settled)) : plan_with_margin(std::move(settled));
+  }
   const ClusterPart part = part_without(settled.cluster, idle);
   PlanRequest of_part = settled;
   of_part.cluster = part.cluster;
-  PlanResult result = plan_with_margin(of_part);
+  PlanResult result = plan_without_idle(of_part);
   for (Candidate& candidate : result.tried) number_back(candidate, part, settled);
   return result;
 }

@@ -84,6 +84,22 @@ std::optional<Plan> with_last_layers(const Evaluator& evaluator, const Plan& pla
   return best;
 }
 
+namespace {
+
+void evaluate_chains(Evaluator& evaluator, const Plan& plan) {
+  for (const std::vector<KeptLayer>& chain : all_kept()) {
+    Plan next = plan;
+    bool any = false;
+    for (const KeptLayer& kept : chain) {
+      std::optional<Plan> more = with_last_layers(evaluator, next, kept);
+      if (more) next = std::move(*more), any = true;
+    }
+    if (any) evaluator.evaluate_settled(std::move(next));
+  }
+}
+
+}  // namespace
+
 void evaluate_residences(Evaluator& evaluator) {
   if (evaluator.best() < 0) return;
   const Seconds most = kMaxResidenceStepRatio * evaluator.step_of(evaluator.best());
@@ -94,15 +110,12 @@ void evaluate_residences(Evaluator& evaluator) {
     if (kinds.size() == kResidenceKinds || evaluator.step_of(index) > most) break;
     const Plan plan = evaluator.plan_of(index);
     if (!may_change(plan, use) || !kinds.insert(evaluator.at(index).candidate.name).second) continue;
-    for (const std::vector<KeptLayer>& chain : all_kept()) {
-      Plan next = plan;
-      bool any = false;
-      for (const KeptLayer& kept : chain) {
-        std::optional<Plan> more = with_last_layers(evaluator, next, kept);
-        if (more) next = std::move(*more), any = true;
-      }
-      if (any) evaluator.evaluate_settled(std::move(next));
-    }
+    evaluate_chains(evaluator, plan);
+    if (!has_teams(plan) || plan.window == 1) continue;
+    // Of long sequences one in flight may leave the room that saves more than two that hide each other.
+    Plan one = plan;
+    one.window = 1;
+    evaluate_chains(evaluator, one);
   }
 }
 

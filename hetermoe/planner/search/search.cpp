@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "hetermoe/base/index.h"
+#include "hetermoe/base/words.h"
 #include "hetermoe/cost/memory_estimate.h"
 #include "hetermoe/planner/estimate/host_use.h"
 #include "hetermoe/planner/request_check.h"
@@ -109,6 +110,7 @@ class Search {
     climb_winner_by_layer(request_, evaluator_, choice_);
     evaluate_residences(evaluator_);
     evaluate_head_parts(evaluator_);
+    for (const Plan& plan : request_.known) evaluator_.evaluate_known(plan);
   }
 
   void search_all() {
@@ -148,7 +150,10 @@ class Search {
     more.limits.max_microbatches += over;
     const std::optional<Plan> plan = best_plan(more);
     std::optional<Plan> less = plan ? with_fewer(*plan, over) : std::nullopt;
-    if (less) evaluator_.evaluate_at_any_cost(std::move(*less));
+    if (less && std::ranges::all_of(less->groups, [&](const Group& group) {
+          return std::ssize(group.microbatches) <= request_.limits.max_microbatches;
+        }))
+      evaluator_.evaluate_at_any_cost(std::move(*less));
   }
 
   static std::optional<Plan> best_plan(const PlanRequest& request) {
@@ -170,6 +175,7 @@ class Search {
       result.advice = advice(shortfall(evaluator_.rates()));
     } else {
       result.others_lack = others_lack();
+      result.newer_unfit = request_.newer_unfit;
     }
     result.bounds = bounds();
     result.tried = reported_candidates(request_, evaluator_, named_);
@@ -281,7 +287,7 @@ class Search {
     const bool none = ranking_.sketches.empty();
     if (!none && sketches.front().estimate.step > kBinds * ranking_.sketches.front().estimate.step) return;
     out.push_back(fmt::format(
-        "Bound of the search: with more than {} microbatches {}.", request_.limits.max_microbatches,
+        "Bound of the search: with more than {} {}.", counted(request_.limits.max_microbatches, "microbatch"),
         none ? "plans fit"
              : fmt::format("plans are {:.2f} times as fast by estimate",
                            ranking_.sketches.front().estimate.step / sketches.front().estimate.step)));

@@ -9,6 +9,7 @@
 #include "hetermoe/placement/team.h"
 #include "hetermoe/plan/row_nodes.h"
 #include "hetermoe/planner/estimate/host_use.h"
+#include "hetermoe/planner/request_check.h"
 #include "hetermoe/planner/strategies/depth_groups.h"
 #include "hetermoe/planner/strategies/strategies.h"
 #include "hetermoe/planner/strategies/tensor_parallel.h"
@@ -298,15 +299,14 @@ std::vector<CompareRow> compare_strategies(const ModelConfig& model, const Clust
   const Cluster cluster = without(whole, options.limits.idle);
   if (cluster.devices.empty())
     fail<ConfigError>("--idle", "got all devices of {}, expected at least one to remain", cluster.name);
-  for (const i64 seq_len : seq_lens) {
-    if (seq_len < 1) fail<ConfigError>("seq_len", "got {}, expected at least 1", seq_len);
-    if (model.max_positions > 0 && seq_len > model.max_positions) {
-      fail<ConfigError>("seq_len", "got {}, but model {} has {} positions", seq_len, model.name,
-                        model.max_positions);
-    }
+  for (const i64 seq_len : seq_lens) {  // all, before the first is computed
+    if (seq_len < 1) fail<ConfigError>("--seq", "got {}, expected at least 1", seq_len);
+    check_positions(model, seq_len);
     if (options.tokens > 0 && options.tokens < seq_len)
       fail<ConfigError>("--tokens", "got {}, expected at least one sequence of {} tokens", options.tokens,
                         seq_len);
+  }
+  for (const i64 seq_len : seq_lens) {
     Comparison comparison(model, cluster, seq_len, options);
     const std::size_t first = rows.size();
     rows.resize(first + names.size());
@@ -316,9 +316,9 @@ std::vector<CompareRow> compare_strategies(const ModelConfig& model, const Clust
         if ((names[n] == kBest) == best) rows[first + n] = comparison.row(names[n]);
       }
     }
-    for (std::size_t r = first; r < rows.size(); ++r) {
-      if (rows[r].tokens_per_s > 0) rows[r].ratio = rows[first].tokens_per_s / rows[r].tokens_per_s;
-    }
+    if (!rows[first].over_memory.empty() || rows[first].tokens_per_s <= 0) continue;
+    for (std::size_t r = first; r < rows.size(); ++r)
+      rows[r].speed_over_first = rows[r].tokens_per_s / rows[first].tokens_per_s;
   }
   return rows;
 }
@@ -327,7 +327,7 @@ namespace {
 
 Json figures_of(const CompareRow& row) {
   return {{"tokens_per_s", row.tokens_per_s},
-          {"ratio", row.ratio},
+          {"speed_over_first", row.speed_over_first},
           {"step_s", row.step_s},
           {"utilization", {{"attention", row.utilization_attention}, {"expert", row.utilization_expert}}},
           {"experts_moved", row.experts_moved},

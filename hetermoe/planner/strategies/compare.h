@@ -22,8 +22,7 @@ struct CompareRow {
   std::string over_memory;
   i64 sequences = 0;  ///< of a step
   double tokens_per_s = 0;
-  double ratio =
-      0;  ///< tokens/s of the first strategy at this length over this one's; 0 = one of them cannot run
+  double speed_over_first = 0;  ///< tokens/s over the first strategy's at this length; 0 = one cannot run
   Seconds step_s = 0;
   double utilization_attention = 0,
          utilization_expert = 0;  ///< share of the step in compute, newer and older

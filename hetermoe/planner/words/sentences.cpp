@@ -89,6 +89,7 @@ bool all_devices_not_simulated(const PlanResult& r) {
 bool against_newer_only(const PlanResult& r) {
   return r.feasible() && !r.best().newer_only && best_newer_only(r) != nullptr;
 }
+bool newer_do_not_fit(const PlanResult& r) { return r.feasible() && !r.newer_unfit.empty(); }
 bool optimizer_sharded(const PlanResult& r) {
   return r.feasible() && uses_type(r.best(), [](const TypeUse& use) { return use.freed > 0; });
 }
@@ -120,9 +121,11 @@ std::string extrapolated_text(const Candidate& candidate) {
 Lines summary(const PlanResult& r) {
   const Candidate& best = r.best();
   const Group& group = best.plan.groups[0];
+  const Seconds step = best.prediction.step;
   return {fmt::format(
-      "{}: {:.0f} tokens/s, {:.3g} s per step, {} of up to {}{}.", best.name, best.prediction.tokens_per_s,
-      best.prediction.step, counted(group.microbatches.size(), "microbatch"),
+      "{}: {:.0f} tokens/s, {} s per step, {} of up to {}{}.", best.name, best.prediction.tokens_per_s,
+      step < 1000 ? fmt::format("{:.3g}", step) : fmt::format("{:.0f}", step),
+      counted(group.microbatches.size(), "microbatch"),
       counted(*std::max_element(group.microbatches.begin(), group.microbatches.end()), "sequence"),
       extrapolated_text(best))};
 }
@@ -296,6 +299,9 @@ Lines gain(const PlanResult& r) {
   return {fmt::format("{:.2f} times the speed of the newer devices alone ({}).",
                       newer->prediction.step / r.best().prediction.step, newer->name)};
 }
+Lines newer_unfit(const PlanResult& r) {
+  return {fmt::format("The newer devices alone ({}) have no plan that fits.", r.newer_unfit)};
+}
 Lines sharding(const PlanResult& r) {
   std::vector<std::string> frees;
   bool fits = true;
@@ -377,6 +383,7 @@ const std::vector<Sentence>& sentences() {
       {"leaving out", all_devices_slower, leaving_out},
       {"all devices not simulated", all_devices_not_simulated, all_unsimulated},
       {"gain", against_newer_only, gain},
+      {"newer alone do not fit", newer_do_not_fit, newer_unfit},
       {"good number of sequences", has_good_sequences, better_number},
       {"narrow wires", has_narrow_wires, narrower},
       {"bounds", is_bounded, bounds},

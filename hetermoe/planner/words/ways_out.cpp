@@ -23,6 +23,7 @@ class WaysOut {
  public:
   explicit WaysOut(const PlanRequest& request) : request_(checked(request)) {
     request_.limits.simulation_budget = kBudget;
+    request_.limits.weigh_newer = false;
   }
 
   std::vector<std::string> find() {
