@@ -4,7 +4,7 @@
 #include "hetermoe/planner/planner.h"
 #include "hetermoe/planner/strategies/allocation.h"
 
-// What `plan` and `compare` say beside their tables.
+// Sentences of `plan` and `compare` beside their tables.
 namespace hetermoe {
 
 /// T_a and T_f of a plan with depth groups: "T_a 1.2 ms by compute (6 devices with attention), ...".
@@ -18,7 +18,7 @@ inline constexpr const char* kRolesMeaning =
 std::string hiding_text(const PlanRequest& request);
 Json hiding_json(const PlanRequest& request);
 
-/// Of the plans with depth groups among those that were tried: roles_text(), a line each.
+/// Prints roles_text() of each plan with depth groups that was tried, a line each.
 void print_depth_roles(const PlanRequest& request, const PlanResult& result);
 Json depth_roles_json(const PlanRequest& request, const PlanResult& result);
 

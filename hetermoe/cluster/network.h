@@ -78,8 +78,8 @@ class Network {
   }
 
  private:
-  /// Of the bandwidth of a node, what is left to those who share it. All where nothing is left: no step of a
-  /// valid plan asks, but what moves between plans does.
+  /// The part of a node's bandwidth that is left to devices without NICs of their own. If nothing is left it
+  /// is all of it: no step of a valid plan asks then, but moves between plans do.
   double shared_part(NodeId node) const;
 
   const Cluster& cluster_;

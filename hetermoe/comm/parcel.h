@@ -5,13 +5,13 @@
 
 #include "hetermoe/comm/wire.h"
 
-// Messages in the form in which they travel between GPUs: tensors as they are, so that they need no copy on
-// the host, and the rest of each message (numbers, values and the stamp) as the bytes of comm/wire.h. The
-// rests of one exchange share a tensor. Shapes do not travel: each side knows what the other sends. May be
-// called by any thread, as all here.
+// Messages in the form in which they travel between GPUs. Tensors travel as they are, so that they need no
+// copy on the host. The rest of each message (numbers, values and the stamp) travels as the bytes of
+// comm/wire.h; the rests of one exchange share a tensor. Shapes do not travel: each side knows what the other
+// sends. May be called by any thread, as all here.
 namespace hetermoe {
 
-/// What of the messages of one exchange is no tensor, [peers].
+/// The rests of the messages of one exchange, [peers].
 struct Rests {
   at::Tensor bytes;       ///< uint8, those of all peers one after another
   std::vector<i64> ends;  ///< [peers] of each one's part of `bytes`
@@ -23,7 +23,7 @@ struct Rests {
   bool empty() const { return bytes.numel() == 0; }
 };
 
-/// What goes to the peers of one exchange, or comes from them.
+/// All that goes to the peers of one exchange, or comes from them.
 struct Parcels {
   std::vector<std::vector<at::Tensor>> tensors;  ///< [peers] contiguous
   Rests rests;

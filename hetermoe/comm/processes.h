@@ -43,9 +43,9 @@ class Processes {
   virtual i32 local_rank() const;
   /// Every rank's text, in rank order; collective. Also a barrier.
   virtual std::vector<std::string> gather(const std::string& text) const { return {text}; }
-  /// Who hears of a lost process from now on; empty = nobody. Where nobody takes it, which is the rule, this
-  /// process ends. All processes must answer alike. Only those that meet at a store hear of it: mpirun ends
-  /// all by itself.
+  /// Sets the function that hears of a lost process from now on; empty = none. If none takes the loss, which
+  /// is the rule, this process ends. All processes must answer alike. Only those that meet at a store hear of
+  /// it: mpirun ends all by itself.
   virtual void on_lost(TakeLost /*take*/) const {}
   /// Tells the others that this process met an error of its own and will end the run: who loses a transfer
   /// with it then names it. Any thread. Only processes that meet at a store hear of it.

@@ -27,7 +27,7 @@ StoreAddress read_store_address(const Variables& variable);
 
 /// The processes of such a run. A thread of each sends the others signs of life. When another process falls
 /// silent or rank 0's store is gone, it ends this process with exit code 1 and a line that names rank and
-/// host, unless somebody takes the loss (on_lost()); a store that is gone is never taken. A rank whose
+/// host. A function of on_lost() may take the loss of a process, not that of the store. A rank whose
 /// StoreJob was destroyed has left in peace. Data of rank 0 alone, such as the id with which communicators of
 /// NCCL begin, goes to all by gather(): bytes of any kind and length are allowed.
 class StoreJob : public Processes {
