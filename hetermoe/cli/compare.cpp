@@ -213,6 +213,10 @@ int compare_predicted(const CompareArguments& options, const Job& job) {
             << fmt::format(" Expect {:.2f} to {:.2f} times these tokens/s: {}.\n\n", expected.low,
                            expected.high, constants_text(expected));
   print_rows(rows, cluster);
+  if (options.sequences == 0 && options.tokens == 0)
+    std::cout
+        << "sequences: as many as zebra has room for, at most 2^20 tokens or 8 a device; where zebra cannot "
+           "run, the fewest\nthat all devices can share. --sequences asks for others.\n";
   if (std::any_of(rows.begin(), rows.end(), [](const CompareRow& row) { return row.strategy == "best"; }))
     std::cout << fmt::format(
         "best leaves no memory for uneven routing. `{} plan` leaves some for {:.3g} times the tokens: it may "

@@ -61,8 +61,8 @@ class WaysOut {
     if (request_.limits.max_microbatches < request_.sequences) offer(next, "no --max-microbatches");
     next = request_, next.limits.memory_reserve = 0;
     if (request_.limits.memory_reserve > 0)
-      offer(next, fmt::format("no --memory-reserve ({:.3g} GiB of each device now)",
-                              request_.limits.memory_reserve / kGiB));
+      offer(next, fmt::format("no --memory-reserve ({} of each device now)",
+                              memory_text(request_.limits.memory_reserve)));
     next = request_, next.limits.idle.clear();
     if (!request_.limits.idle.empty()) offer(next, "no --idle");
   }

@@ -28,10 +28,11 @@ class FinitePart : public RunPart {
       return;
     }
     const std::string hint =
-        skips ? fmt::format("This is step {} in a row: train.max_skipped allows {}.", in_a_row_,
-                            run_.job.train.max_skipped)
-              : "The run diverged: lower train.learning_rate, raise train.warmup_steps, or set "
-                "train.on_nonfinite: skip.";
+        skips
+            ? fmt::format("This is step {} in a row: train.max_skipped allows {}.", in_a_row_,
+                          run_.job.train.max_skipped)
+            : "The run diverged: lower train.learning_rate or raise train.warmup_steps. If single steps are "
+              "bad, train.on_nonfinite: skip leaves them out; it brings back no weights.";
     fail<InputError>(fmt::format("step {}", record.step), "{}. {}", what, hint);
   }
 
