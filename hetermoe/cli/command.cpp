@@ -13,6 +13,7 @@
 #include "hetermoe/base/version.h"
 #include "hetermoe/cli/option_hint.h"
 #include "hetermoe/comm/processes.h"
+#include "hetermoe/train/job/job.h"
 #include "hetermoe/train/run/results.h"
 
 namespace hetermoe {
@@ -363,13 +364,12 @@ void check_step_size(i64 sequences, i64 tokens, i64 seq_len) {
     fail<ConfigError>("--tokens",
                       "got {} with --sequences {}: both say how large a step is, give one of them", tokens,
                       sequences);
-  constexpr i64 kMost = 1'000'000;  // of train.sequences
   const i64 all = sequences > 0 ? sequences : tokens / seq_len;
-  if (all > kMost)
+  if (all > kMostSequences)
     fail<ConfigError>(sequences > 0 ? "--sequences" : "--tokens",
                       "got {} sequences of {} tokens in a step, expected at most {}, which is what a job can "
                       "have (train.sequences): give fewer",
-                      all, seq_len, kMost);
+                      all, seq_len, kMostSequences);
 }
 
 void add_wire_options(Flags& flags, const std::string& when, std::string& wire, std::string& wire_reduce) {

@@ -123,10 +123,12 @@ void ScheduleBuilder::append(const Op& op, std::span<const DeviceId> devices) {
   deps_.clear();
   for (const DeviceId device : devices) {
     const LaneId lane = lane_of(op, device, queue);
-    const std::span<OpId> clock = begin_clock(lane);
-    visit_buffers(id, op, lane, clock.data());
-    add_dependencies(device, clock);
-    clock[idx(number_of(lane))] = id;
+    Numbers& numbers = device < schedule_.num_devices ? device_lanes_ : host_lanes_;
+    const i32 number = numbers.of(lane);
+    const std::span<OpId> clock = begin_clock(lane, numbers.count);
+    visit_buffers(id, op, device, number, clock.data());
+    add_dependencies(device, numbers, clock);
+    clock[idx(number)] = id;
     schedule_.lanes.push_back(lane);
   }
   std::sort(deps_.begin(), deps_.end());
@@ -138,18 +140,16 @@ void ScheduleBuilder::append(const Op& op, std::span<const DeviceId> devices) {
 }
 
 /// Leaves in before_ what the op must wait for on this device, less what the clock of its lane implies.
-void ScheduleBuilder::visit_buffers(OpId id, const Op& op, LaneId lane, const OpId* clock) {
-  const DeviceId device = device_of(lane);
+void ScheduleBuilder::visit_buffers(OpId id, const Op& op, DeviceId device, i32 lane, const OpId* clock) {
   accesses_.clear();
   before_.clear();
   accesses(op, device, placement_, accesses_);
   // All are looked up before the first is read: memory is waited for once.
   entries_.clear();
   for (const Access& access : accesses_) entries_.push_back(&scoreboard_.entry(access, device));
-  const i32 number = number_of(lane);
   for (std::size_t i = 0; i < accesses_.size(); ++i) {
     const Access& access = accesses_[i];
-    if (!scoreboard_.visit(*entries_[i], access, id, number, clock, before_) &&
+    if (!scoreboard_.visit(*entries_[i], access, id, lane, clock, before_) &&
         faults_.size() < kMaxOverwrites) {
       faults_.push_back(fmt::format("{} on device {} reads {}, which no earlier op writes", to_string(op),
                                     device, to_string(access.key)));
@@ -157,18 +157,8 @@ void ScheduleBuilder::visit_buffers(OpId id, const Op& op, LaneId lane, const Op
   }
 }
 
-/// Of a lane among those of its place.
-i32 ScheduleBuilder::number_of(LaneId lane) {
-  Numbers& numbers = device_of(lane) < schedule_.num_devices ? device_lanes_ : host_lanes_;
-  std::int16_t& number = numbers.of_lane[idx(lane_at(lane))];
-  if (number == 0) number = static_cast<std::int16_t>(++numbers.count);
-  return number - 1;
-}
-
 /// Of the next entry of schedule_.lanes: it starts as the clock of the lane's last op.
-std::span<OpId> ScheduleBuilder::begin_clock(LaneId lane) {
-  number_of(lane);
-  const i32 width = (device_of(lane) < schedule_.num_devices ? device_lanes_ : host_lanes_).count;
+std::span<OpId> ScheduleBuilder::begin_clock(LaneId lane, i32 width) {
   const std::size_t entry = clock_begin_.size(), begin = clocks_.size();
   const std::size_t last = std::exchange(last_on_lane_[idx(lane)], entry);
   clock_begin_.push_back(begin);
@@ -187,12 +177,12 @@ std::span<OpId> ScheduleBuilder::clock_of(std::size_t entry) {
 
 /// Keeps the dependencies that neither the lane nor a later dependency implies on this device. Later ops
 /// first: only they can imply earlier ones.
-void ScheduleBuilder::add_dependencies(DeviceId device, std::span<OpId> clock) {
+void ScheduleBuilder::add_dependencies(DeviceId device, Numbers& numbers, std::span<OpId> clock) {
   std::sort(before_.begin(), before_.end(), std::greater<>());
   before_.erase(std::unique(before_.begin(), before_.end()), before_.end());
   for (const OpId other : before_) {
     const std::size_t entry = entry_of(other, device);
-    if (other <= clock[idx(number_of(schedule_.lanes[entry]))]) continue;
+    if (other <= clock[idx(numbers.of(schedule_.lanes[entry]))]) continue;
     deps_.push_back(other);
     const std::span<const OpId> implied = clock_of(entry);
     for (std::size_t i = 0; i < implied.size(); ++i) clock[i] = std::max(clock[i], implied[i]);

@@ -103,6 +103,18 @@ class ScheduleBuilder {
   void append_again(const Schedule& step);
 
  private:
+  // Lanes of a place are numbered as they come up, devices and hosts apart: of a step's queues most have few.
+  struct Numbers {
+    std::array<std::int16_t, kLanesOfPlace> of_lane = {};  // + 1, 0 = none yet
+    i32 count = 0;
+
+    i32 of(LaneId lane) {
+      std::int16_t& number = of_lane[static_cast<std::size_t>(lane_at(lane))];
+      if (number == 0) number = static_cast<std::int16_t>(++count);
+      return number - 1;
+    }
+  };
+
   void append(const Op& op, std::span<const DeviceId> devices);
   void append_visits();
   [[noreturn]] void refuse_balance_group() const;
@@ -110,10 +122,9 @@ class ScheduleBuilder {
   void compute_on_states(OpKind kind);
   void compute_on_homes(OpKind kind, i32 state);
   void transfer_sharded_states(OpKind kind);
-  void visit_buffers(OpId id, const Op& op, LaneId lane, const OpId* clock);
-  i32 number_of(LaneId lane);
-  std::span<OpId> begin_clock(LaneId lane);
-  void add_dependencies(DeviceId device, std::span<OpId> clock);
+  void visit_buffers(OpId id, const Op& op, DeviceId device, i32 lane, const OpId* clock);
+  std::span<OpId> begin_clock(LaneId lane, i32 width);
+  void add_dependencies(DeviceId device, Numbers& numbers, std::span<OpId> clock);
   std::span<OpId> clock_of(std::size_t entry);
   std::size_t entry_of(OpId op, DeviceId device) const;
 
@@ -124,11 +135,6 @@ class ScheduleBuilder {
   Residency residency_;
   bool lists_visits_ = false;
   std::vector<Op> visits_;  // scratch of compute() and state_done()
-  // Lanes of a place are numbered as they come up, devices and hosts apart: of a step's queues most have few.
-  struct Numbers {
-    std::array<std::int16_t, kLanesOfPlace> of_lane = {};  // + 1, 0 = none yet
-    i32 count = 0;
-  };
   Numbers device_lanes_, host_lanes_;
   // A clock: of each lane of a place, the last op known to have ended when an op has. Lanes that came up
   // later had none.

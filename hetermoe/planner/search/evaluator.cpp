@@ -103,12 +103,18 @@ i64 Evaluator::evaluate(Plan plan, const Sketch* sketch) {
   return simulate(key, next, [&](i64 layers) { return ShortModel::cut(next.candidate.plan, layers); });
 }
 
-i64 Evaluator::evaluate_at_any_cost(Plan plan) {
+/// The result of an evaluation without a limit of the budget.
+template <class F>
+i64 Evaluator::at_any_cost(const F& evaluation) {
   const bool before = unlimited_;
   forget_budget();
-  const i64 index = evaluate(std::move(plan));
+  const i64 index = evaluation();
   unlimited_ = before;
   return index;
+}
+
+i64 Evaluator::evaluate_at_any_cost(Plan plan) {
+  return at_any_cost([&] { return evaluate(std::move(plan)); });
 }
 
 i64 Evaluator::evaluate_settled(Plan plan) {
@@ -120,12 +126,9 @@ i64 Evaluator::evaluate_settled(Plan plan) {
 }
 
 i64 Evaluator::evaluate_known(const Plan& plan) {
-  const bool before = unlimited_;
-  forget_budget();
   reports_ = true;
-  const i64 index = evaluate_settled(plan);
+  const i64 index = at_any_cost([&] { return evaluate_settled(plan); });
   reports_ = false;
-  unlimited_ = before;
   return index;
 }
 

@@ -102,6 +102,8 @@ class Evaluator {
   }  ///< of one that is overfull
 
  private:
+  template <class F>
+  i64 at_any_cost(const F& evaluation);
   i64 evaluate(const Sketch& sketch, double squeeze);
   /// times: as in estimate_memory(). The index of a plan that was seen before, -1 when it has no room or
   /// cannot win; nothing when it is to be simulated.

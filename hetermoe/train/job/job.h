@@ -27,6 +27,8 @@ struct EnumNames<OnNonfinite> {
   static const std::vector<std::string>& names();
 };
 
+inline constexpr i64 kMostSequences = 1'000'000;  ///< of a step
+
 struct TrainOptions : RateOptions {
   i64 sequences = 16;
   i64 seq_len = 128;
@@ -59,7 +61,7 @@ struct TrainOptions : RateOptions {
   template <class V>
   void fields(V& v) {
     length_fields(v);
-    v("sequences", sequences, "sequences of one step (global batch)", between(1, 1e6));
+    v("sequences", sequences, "sequences of one step (global batch)", between(1, kMostSequences));
     v("seq_len", seq_len, "tokens per sequence", between(1, 1e8));
     v("microbatches", microbatches, "microbatches of one step", between(1, 1e6));
     router_fields(v);
